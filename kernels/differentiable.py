@@ -1,7 +1,7 @@
 """From a pair of plain functions, forward and backward, to a differentiable `torch.library` op."""
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, get_args
 
 import torch
@@ -9,7 +9,10 @@ from torch import Tensor
 
 Given = Mapping[str, Any]
 
-_KINDS = {Tensor: "Tensor", bool: "bool", int: "int", float: "float", str: "str"}
+_KINDS = {
+    Tensor: "Tensor", bool: "bool", int: "int", float: "float", str: "str",
+    torch.dtype: "ScalarType",
+}  # fmt: skip
 
 
 def differentiable(
@@ -20,40 +23,55 @@ def differentiable(
     *,
     outputs: int,
     saved: int = 0,
+    reads_output: bool = False,
+    constants: Collection[str] = (),
     takes: Mapping[str, str] | None = None,
 ) -> Callable[..., Any]:
     """Register `attention_oracles::name` and its backward op, and return the former.
 
-    An op always returns tensors: one without elements stands for each None. It is called by
-    position, tensors first. The backward op sees the same tensors, a cotangent per output and the
-    same settings, which are the other arguments, and is not differentiable itself.
+    An op always returns tensors: one without elements stands for each None. It is called by name,
+    or by position, tensors first. The backward op sees the same tensors, a cotangent per output and
+    the same settings, which are the other arguments, and is not differentiable itself.
 
     Args:
         forward: from all arguments by name to the outputs.
         backward: from all arguments by name, the cotangents `d0, d1, ...` of the outputs, of which
-            `d0` is never None, and what is saved, `s0, s1, ...`, to a gradient for each tensor.
+            `d0` is never None, and what is saved, `s0, s1, ...`, to a gradient for each tensor, in
+            their order; those after the last that has one may be left out.
         shapes: from all arguments by name to the shape and dtype of each output, an empty shape
             `(0,)` for one that is None.
         outputs: how many outputs there are; the first always exists.
         saved: how many more there are, not differentiable and for `backward` alone. `forward`
             may leave them out, and each is then None.
+        reads_output: `backward` also takes the first output, `y0`.
+        constants: tensors of floats that get no gradient.
         takes: the arguments and their types in the language of schemas, "int?" for one that may be
-            None. None: those of the signature of `forward`.
+            None; see `schema_of`. None: those of the signature of `forward`.
     """
-    kinds = _kinds(forward) if takes is None else takes
+    kinds = schema_of(forward) if takes is None else takes
     tensors = {each: kind for each, kind in kinds.items() if kind.startswith("Tensor")}
     settings = {each: kind for each, kind in kinds.items() if each not in tensors}
     cotangents = {f"d{n}": "Tensor?" if n else "Tensor" for n in range(outputs)}
     kept = {f"s{n}": "Tensor" for n in range(saved)}
+    if reads_output:
+        kept["y0"] = "Tensor"
 
     def results_and_saved(**given: Any) -> list[Tensor | None]:
-        results = [*forward(**given)]
-        return results + [None] * (outputs + saved - len(results))
+        return _padded(forward(**given), outputs + saved)
+
+    def gradients_of_all(**given: Any) -> list[Tensor | None]:
+        return _padded(backward(**given), len(tensors))
 
     taken = {**tensors, **settings}
     op = _custom_op(name, results_and_saved, taken, outputs + saved)
     taken_back = {**tensors, **cotangents, **kept, **settings}
-    op_back = _custom_op(f"{name}_backward", backward, taken_back, len(tensors))
+    op_back = _custom_op(f"{name}_backward", gradients_of_all, taken_back, len(tensors))
+
+    def trains(inputs: Sequence[Tensor | None]) -> list[bool]:
+        return [
+            x is not None and x.is_floating_point() and each not in constants
+            for each, x in zip(tensors, inputs, strict=True)
+        ]
 
     def fake(*arguments: Any) -> Tensor | tuple[Tensor, ...]:
         made = shapes(dict(zip(taken, arguments, strict=True)))
@@ -61,17 +79,18 @@ def differentiable(
         return _filled([like.new_empty(shape, dtype=dtype) for shape, dtype in made], like)
 
     def fake_back(*arguments: Any) -> Tensor | tuple[Tensor, ...]:
-        made = (
-            None if x is None or not x.is_floating_point() else x.new_empty(x.shape)
-            for x in arguments[: len(tensors)]
-        )
-        return _filled(list(made), arguments[0])
+        inputs = arguments[: len(tensors)]
+        made = [
+            x.new_empty(x.shape) if trained else None
+            for x, trained in zip(inputs, trains(inputs), strict=True)
+        ]
+        return _filled(made, arguments[0])
 
     def setup_context(ctx, inputs, output):
         first, *others = output if outputs + saved > 1 else (output,)
         held = others[outputs - 1 :]
         ctx.mark_non_differentiable(*held)
-        ctx.save_for_backward(*inputs[: len(tensors)], *held)
+        ctx.save_for_backward(*inputs[: len(tensors)], *held, *([first] if reads_output else []))
         ctx.settings = inputs[len(tensors) :]
         ctx.first = first.shape, first.dtype
         ctx.set_materialize_grads(False)
@@ -89,8 +108,7 @@ def differentiable(
         if len(tensors) == 1:
             gradients = (gradients,)
         wanted = (
-            None if x is None or not x.is_floating_point() else dx
-            for x, dx in zip(inputs, gradients, strict=True)
+            dx if trained else None for dx, trained in zip(gradients, trains(inputs), strict=True)
         )
         return *wanted, *(None for _ in settings)
 
@@ -119,8 +137,8 @@ def _custom_op(
     )
 
 
-def _kinds(function: Callable[..., Any]) -> dict[str, str]:
-    """The arguments of a function and their types, in the language of schemas."""
+def schema_of(function: Callable[..., Any]) -> dict[str, str]:
+    """The arguments of a function or class and their types, in the language of schemas."""
     kinds = {}
     for name, parameter in inspect.signature(function).parameters.items():
         kind, *none = get_args(parameter.annotation) or (parameter.annotation,)
@@ -141,6 +159,10 @@ def refuse_gradients(op: Any, name: str, of: str = "gradients of its gradients")
         raise NotImplementedError(f"{name}: {of} are not implemented")
 
     op.register_autograd(refuse)
+
+
+def _padded(results: Sequence[Tensor | None], count: int) -> list[Tensor | None]:
+    return [*results, *(None for _ in range(count - len(results)))]
 
 
 def _filled(results: Sequence[Tensor | None], like: Tensor) -> Tensor | tuple[Tensor, ...]:

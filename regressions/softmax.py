@@ -52,8 +52,8 @@ BUGS = {
         pinned=TWO_BLOCKS,
         planted=Edit(
             "kernels.softmax.attention",
-            "count = cdiv(longest, shape.tokens)\n    q, k, v",
-            "count = sequences\n    q, k, v",
+            "count = cdiv(longest, tile.tokens)\n            attention_forward",
+            "count = self.sequences\n            attention_forward",
         ),
     ),
     "boundaries_ignored": KnownBug(
@@ -63,8 +63,8 @@ BUGS = {
         pinned=pin("attention", "parallel", SMALL, (5, 7), packed=True),
         planted=Edit(
             "kernels.softmax.attention",
-            "*contiguous(sink, alibi_slopes), g, cu_seqlens, cu_seqlens_k,",
-            "*contiguous(sink, alibi_slopes), g, None, None,",
+            "g=g, cu_seqlens=cu_seqlens,\n        cu_seqlens_k=cu_seqlens_k, bias=bias",
+            "g=g, cu_seqlens=None,\n        cu_seqlens_k=None, bias=bias",
         ),
     ),
     "boundaries_past_the_keys": KnownBug(
@@ -76,8 +76,8 @@ BUGS = {
         ),
         planted=Edit(
             "kernels.softmax.attention",
-            '    arguments.check_boundaries("cu_seqlens_k", cu_seqlens_k, keys)\n    sequences',
-            "    sequences",
+            '    arguments.check_boundaries("cu_seqlens_k", self.cu_seqlens_k, keys)\n        o =',
+            "    o =",
         ),
     ),
     "causal_from_the_top_left": KnownBug(
@@ -101,8 +101,8 @@ BUGS = {
         pinned=CAUSAL,
         planted=Edit(
             "kernels.softmax.attention",
-            '"CAUSAL": causal,',
-            '"CAUSAL": causal and window is not None,',
+            '"CAUSAL": self.causal,',
+            '"CAUSAL": self.causal and self.window is not None,',
         ),
     ),
     "contiguous_do": KnownBug(
@@ -130,9 +130,9 @@ BUGS = {
         source="this project, where calls were first run again for their backward pass",
         pinned=pin("attention", "parallel", SMALL, (7,), context="checkpointed"),
         planted=Edit(
-            "kernels.softmax.attention",
-            "(saved[at] for at in (3, 5, 8))",
-            "(ctx.saved_tensors[at] for at in (3, 5, 8))",
+            "kernels.differentiable",
+            "inputs, held = stored[: len(tensors)], stored[len(tensors) :]",
+            "inputs, held = ctx.saved_tensors[: len(tensors)], stored[len(tensors) :]",
         ),
     ),
     "cube_of_a_length_underflows": KnownBug(
@@ -202,7 +202,7 @@ BUGS = {
         planted=Edit(
             "kernels.softmax.attention",
             "dv = o.new_empty(batch, keys, kv_heads, value_dim)",
-            "dv = torch.empty_like(v)",
+            "dv = torch.empty_like(self.v)",
         ),
     ),
     "early_return_without_zeros": KnownBug(
@@ -573,7 +573,11 @@ BUGS = {
         cause="The backward pass knew nothing of the sink.",
         source="flash-attention 1973 and 2102, fixed by 2706",
         pinned=SINK,
-        planted=Edit("kernels.softmax.attention", "None if sink is None else dsink", "None"),
+        planted=Edit(
+            "kernels.softmax.attention",
+            "sink_gradient(self.sink, softmax, terms[..., 2])",
+            "torch.zeros_like(self.sink)",
+        ),
     ),
     "no_gradient_through_the_lse": KnownBug(
         happened="Gradients of q, k and the sink wrong for a loss that reads the lse as well.",
@@ -595,8 +599,8 @@ BUGS = {
         pinned=pin("attention", "parallel", SMALL, (7,), law="plumbing", options={"causal": True}),
         planted=Edit(
             "kernels.softmax.attention",
-            '"CAUSAL": causal,',
-            '"CAUSAL": vars(_options).setdefault("causal", causal),',
+            '"CAUSAL": self.causal,',
+            '"CAUSAL": vars(_steps).setdefault("causal", self.causal),',
         ),
     ),
     "oracle_places_alibi_at_the_top_left": KnownBug(
@@ -776,8 +780,8 @@ BUGS = {
         ),
         planted=Edit(
             "kernels.softmax.attention",
-            "*contiguous(sink, alibi_slopes), g,",
-            "*contiguous(sink, None if alibi_slopes is None else alibi_slopes.to(dtype)), g,",
+            "contiguous(sink, alibi_slopes, rules",
+            "contiguous(sink, None if alibi_slopes is None else alibi_slopes.to(dtype), rules",
         ),
     ),
     "softcap_without_backward": KnownBug(
@@ -804,8 +808,8 @@ BUGS = {
         pinned=HEADS_FIRST,
         planted=Edit(
             "kernels.softmax.attention",
-            "*k.stride()[:3], *v.stride()[:3], pairs, steps,\n            SINK",
-            "*k.contiguous().stride()[:3], *v.stride()[:3], pairs, steps,\n            SINK",
+            "*k.stride()[:3], *v.stride()[:3], *self.pairs",
+            "*k.contiguous().stride()[:3], *v.stride()[:3], *self.pairs",
         ),
     ),
     "strides_of_dims_of_one": KnownBug(
@@ -821,10 +825,10 @@ BUGS = {
         ),
         planted=Edit(
             "kernels.softmax.attention",
-            "    q, k, v = dense_rows(q, k, v)\n",
+            "q, k, v = dense_rows(*(x.to(self.dtype) for x in (self.q, self.k, self.v)))\n",
             (
-                "    q, k, v = contiguous(q, k, v)\n"
-                "    assert q.stride(-1) == k.stride(-1) == v.stride(-1) == 1\n"
+                "q, k, v = contiguous(*(x.to(self.dtype) for x in (self.q, self.k, self.v)))\n"
+                "        assert q.stride(-1) == k.stride(-1) == v.stride(-1) == 1\n"
             ),
         ),
     ),
@@ -997,8 +1001,8 @@ BUGS = {
         ),
         planted=Edit(
             "kernels.softmax.attention",
-            "*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], pairs, steps,\n            SINK",
-            "*q.stride()[:3], *k.stride()[:3], *k.stride()[:3], pairs, steps,\n            SINK",
+            "*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *self.pairs",
+            "*q.stride()[:3], *k.stride()[:3], *k.stride()[:3], *self.pairs",
         ),
     ),
     "values_past_the_length_of_a_page": KnownBug(
@@ -1065,9 +1069,7 @@ BUGS = {
         ),
         source="flash-attention 895",
         pinned=pin("attention", "parallel", SMALL, (19,), key_lengths=(6,), options={"window": 19}),
-        planted=Edit(
-            "kernels.softmax.attention", "limit = q.shape[1] + k.shape[1]", "limit = k.shape[1]"
-        ),
+        planted=Edit("kernels.softmax.attention", "limit = queries + keys", "limit = keys"),
     ),
     "window_of_one_key_more": KnownBug(
         happened="sliding_window = 2048 keeps 2048 keys in one backend and 2049 in another.",
@@ -1101,8 +1103,8 @@ BUGS = {
         ),
         planted=Edit(
             "kernels.softmax.attention",
-            "        do, dlse = scaled.divided(do, dlse)\n",
-            "        scaled = None\n",
+            "            do, dlse = scaled.divided(do, dlse)\n",
+            "            scaled = None\n",
         ),
     ),
     "gradients_of_selected_logits_past_float16": KnownBug(

@@ -1,6 +1,6 @@
-"""Softmax attention: the public op, and the custom ops behind it."""
+"""Softmax attention: the public op, and the launches behind it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Unpack
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kernels import arguments, tiles
 from kernels.arguments import FLOATS, count_sequences
-from kernels.differentiable import refuse_gradients
+from kernels.differentiable import Given, differentiable, schema_of
 from kernels.modes import check_mode
 from kernels.op import op
 from kernels.primitives.layout import contiguous, dense_rows
@@ -88,17 +88,19 @@ def compute(
     sequences = count_sequences(sizes["B"], cu_seqlens)
     rules = check_structure(structure, sizes, sequences, q.device, packed=cu_seqlens is not None)
     codes, lows, highs = _codes(q, k, cu_seqlens, cu_seqlens_k, rules)
-    (table,) = contiguous(rules.get("blocks"))
-    o, lse, _ = attention_parallel(
-        q, k, v, *contiguous(sink, alibi_slopes), g, cu_seqlens, cu_seqlens_k,
-        bias, mask, table, codes, lows, highs, rules.get("block_size", 1),
-        resolve_scale(scale, sizes["K"]), causal, check_window(window), check_softcap(softcap),
-        tiles.choose(
+    sink, alibi_slopes, table = contiguous(sink, alibi_slopes, rules.get("blocks"))
+    call = Call(
+        q=q, k=k, v=v, sink=sink, alibi_slopes=alibi_slopes, g=g, cu_seqlens=cu_seqlens,
+        cu_seqlens_k=cu_seqlens_k, bias=bias, mask=mask, table=table, codes=codes, lows=lows,
+        highs=highs, block=rules.get("block_size", 1), scale=resolve_scale(scale, sizes["K"]),
+        causal=causal, window=check_window(window), softcap=check_softcap(softcap),
+        tile=tiles.choose(
             "attention", "parallel",
             dim=max(sizes["K"], sizes["V"]), dtype=dtype, device=q.device, tile=tile,
         ),
-        False, dtype,
+        dtype=dtype,
     )  # fmt: skip
+    o, lse = call.attend()
     return o, lse if return_lse else None
 
 
@@ -166,13 +168,11 @@ def attention_within(
     and so are their gradients.
     """
     dim = max(q.shape[3], v.shape[3])
-    o, lse, _ = attention_parallel(
-        q, k, v, None, None, None, cu_seqlens, cu_seqlens_k, *[None] * 6, 1, scale, causal, window,
-        None,
-        tiles.choose("attention", "parallel", dim=dim, dtype=dtype, device=q.device, tile=tile),
-        q.dtype != dtype, dtype,
-    )  # fmt: skip
-    return o, lse
+    tile = tiles.choose("attention", "parallel", dim=dim, dtype=dtype, device=q.device, tile=tile)
+    return Call(
+        q=q, k=k, v=v, cu_seqlens=cu_seqlens, cu_seqlens_k=cu_seqlens_k,
+        scale=scale, causal=causal, window=window, tile=tile, dtype=dtype,
+    ).attend()  # fmt: skip
 
 
 def _codes(
@@ -187,51 +187,6 @@ def _codes(
     return codes
 
 
-def _options(
-    q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool, window: int | None,
-    softcap: float | None,
-) -> tuple[tuple[float, float, int], tuple[int, int, int], dict[str, bool]]:  # fmt: skip
-    """Return (factor, cap, window), (group, key dim, value dim) and constants of all kernels."""
-    limit = q.shape[1] + k.shape[1]
-    numbers = (
-        *factor_and_cap(scale, softcap),
-        # Distances are below the limit, and a wider window could overflow when it is added to one.
-        limit if window is None else min(window, limit),
-    )
-    constants = {"CAUSAL": causal, "WINDOW": window is not None, "CAPPED": softcap is not None}
-    return numbers, (q.shape[2] // k.shape[2], k.shape[3], v.shape[3]), constants
-
-
-def _tile(entry: tiles.Entry, kernel: str, *pairs: Tensor | None) -> tiles.Tile:
-    """The tile of a kernel, or the one of all kernels that load something of each pair."""
-    if all(x is None for x in pairs):
-        return entry.of(kernel)
-    if torch.float32 in entry.dtypes:
-        return _PAIRED_IN_FLOAT32
-    return _PAIRED if entry.max_dim <= 128 else _PAIRED_AND_WIDE
-
-
-Pairs = tuple[Tensor | None, ...]
-
-
-def _pairs(pairs: Pairs, block: int) -> tuple[Pairs, tuple[int, ...], dict[str, bool | int]]:
-    """Return the tensors of pairs, their strides and the flags as kernels take them."""
-    bias, mask, table, codes, lows, highs = pairs
-    steps = (
-        *_steps(bias), *_steps(mask),
-        *(_steps(table)[:2] if table is not None else (0, 0)), block,
-        0 if codes is None else codes.stride(0), 0 if lows is None else lows.stride(0),
-    )  # fmt: skip
-    constants = {
-        "BIASED": bias is not None,
-        "MASKED": mask is not None,
-        "TABLED": table is not None,
-        "RULES": 0 if codes is None else len(codes),
-        "SKIP": SKIP,
-    }
-    return (bias, _bytes(mask), _bytes(table), codes, lows, highs), steps, constants
-
-
 def _steps(x: Tensor | None) -> tuple[int, ...]:
     """Strides, 0 along a size of 1, which stands for all."""
     if x is None:
@@ -243,172 +198,226 @@ def _bytes(x: Tensor | None) -> Tensor | None:
     return None if x is None else x.view(torch.uint8)
 
 
-@torch.library.custom_op("attention_oracles::attention_parallel", mutates_args=())
-def attention_parallel(
-    q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, alibi_slopes: Tensor | None,
-    g: Tensor | None, cu_seqlens: Tensor | None, cu_seqlens_k: Tensor | None, bias: Tensor | None,
-    mask: Tensor | None, table: Tensor | None, codes: Tensor | None, lows: Tensor | None,
-    highs: Tensor | None, block: int, scale: float, causal: bool, window: int | None,
-    softcap: float | None, tile: int, wide: bool, dtype: torch.dtype,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """o and lse of `attention`, its arguments resolved and checked but for the boundaries.
-
-    The third result is for the backward pass, [2, B, H, T]: the maximum m of a row's base-2 logits
-    s, and Σ_j 2^(s_j - m). If `wide`, o is float32, for ops that compute with it. q, k and v are
-    rounded to `dtype` before they are multiplied; an op that computes with their gradients passes
-    them in float32, and gets float32 gradients.
-    """
-    q, k, v = (x.to(dtype) for x in (q, k, v))
-    batch, queries, heads, _ = q.shape
-    keys, value_dim = k.shape[1], v.shape[3]
-    longest = arguments.check_boundaries("cu_seqlens", cu_seqlens, queries)
-    arguments.check_boundaries("cu_seqlens_k", cu_seqlens_k, keys)
-    sequences = count_sequences(batch, cu_seqlens)
-    o = q.new_empty(batch, queries, heads, value_dim, dtype=torch.float32 if wide else q.dtype)
-    lse = q.new_empty(batch, heads, queries, dtype=torch.float32)
-    softmax = lse.new_empty(2, *lse.shape)
-    if lse.numel() == 0:
-        return o, lse, softmax
-
-    shape = _tile(tiles.TABLE["attention", "parallel"][tile], "", bias, mask, table, codes)
-    numbers, dims, constants = _options(q, k, v, scale, causal, window, softcap)
-    pairs, steps, of_pairs = _pairs((bias, mask, table, codes, lows, highs), block)
-    constants |= of_pairs
-    count = cdiv(longest, shape.tokens)
-    q, k, v = dense_rows(q, k, v)
-    if max(q.shape[3], value_dim) > MAX_DIM:
-        parts, shaped = wide_heads.shape(tiles.TABLE["attention", "parallel"][tile], value_dim)
-        count = cdiv(longest, shaped["QUERIES"])
-        with torch.cuda.device_of(q):
-            wide_heads.wide_forward[(count * parts * sequences * heads,)](
-                q, k, v, o, lse, *softmax, sink, alibi_slopes, cu_seqlens, cu_seqlens_k,
-                *numbers, queries, keys, count, parts, heads, *dims,
-                *wide_heads.strides(q, k, v), pairs, steps,
-                SINK=sink is not None, ALIBI=alibi_slopes is not None,
-                PACKED=cu_seqlens is not None, **constants, **shaped,
-            )  # fmt: skip
-        return o, lse, softmax
-    with torch.cuda.device_of(q):
-        gates = (None, None, None) if g is None else cumulative_gates(g, cu_seqlens_k)
-        attention_forward[(count * sequences * heads,)](
-            q, k, v, o, lse, *softmax, sink, alibi_slopes, *gates, cu_seqlens, cu_seqlens_k,
-            *numbers, queries, keys, count, heads, *dims,
-            *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], pairs, steps,
-            SINK=sink is not None, ALIBI=alibi_slopes is not None, GATED=g is not None,
-            PACKED=cu_seqlens is not None, **constants,
-            **launch(shape, k, v, held="QUERIES", read="KEYS"),
-        )  # fmt: skip
-    return o, lse, softmax
-
-
-@attention_parallel.register_fake
-def _(q, k, v, *more):
-    batch, queries, heads, _ = q.shape
-    *_, wide, dtype = more
-    o = q.new_empty(batch, queries, heads, v.shape[3], dtype=torch.float32 if wide else dtype)
-    lse = q.new_empty(batch, heads, queries, dtype=torch.float32)
-    return o, lse, lse.new_empty(2, *lse.shape)
-
-
-@torch.library.custom_op("attention_oracles::attention_parallel_backward", mutates_args=())
-def attention_parallel_backward(
-    do: Tensor, dlse: Tensor, q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None,
-    alibi_slopes: Tensor | None, g: Tensor | None, cu_seqlens: Tensor | None,
-    cu_seqlens_k: Tensor | None, bias: Tensor | None, mask: Tensor | None, table: Tensor | None,
-    codes: Tensor | None, lows: Tensor | None, highs: Tensor | None, o: Tensor, softmax: Tensor,
-    block: int, scale: float, causal: bool, window: int | None, softcap: float | None, tile: int,
-    dtype: torch.dtype,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients of q, k, v, sink, g and bias; the last three are empty if there is none.
-
-    dv is in the dtype of o. The cotangent `do` is in `dtype` or float32.
-    """
-    batch, queries, heads, key_dim = q.shape
-    keys, kv_heads, value_dim = v.shape[1:]
-    longest_q = arguments.check_boundaries("cu_seqlens", cu_seqlens, queries)
-    longest_k = arguments.check_boundaries("cu_seqlens_k", cu_seqlens_k, keys)
-    sequences = count_sequences(batch, cu_seqlens)
-    dq = q.new_empty(batch, queries, heads, key_dim)
-    dk = k.new_empty(batch, keys, kv_heads, key_dim)
-    dv = o.new_empty(batch, keys, kv_heads, value_dim)
-    terms = softmax.new_empty(batch, heads, queries, 4)
-    q, k, v = (x.to(dtype) for x in (q, k, v))
-    given, scaled = do, powers(do, dlse, v, cu_seqlens, cu_seqlens_k)
-    if scaled is not None:
-        do, dlse = scaled.divided(do, dlse)
-    do = do.to(dtype)
-
-    entry = tiles.TABLE["attention", "parallel"][tile]
-    special = "gated" if g is not None else ""
-    if g is None and (softcap is not None or alibi_slopes is not None):
-        special = "biased" if "biased" in entry.kernels else ""
-
-    def tile_of(kernel: str) -> tiles.Tile:
-        if window is not None and f"windowed_{kernel}" in entry.kernels:
-            kernel = f"windowed_{kernel}"
-        return _tile(entry, special or kernel, bias, mask, table, codes)
-
-    numbers, dims, constants = _options(q, k, v, scale, causal, window, softcap)
-    *pairs, of_pairs = _pairs((bias, mask, table, codes, lows, highs), block)
-    constants |= {"ALIBI": alibi_slopes is not None, "GATED": g is not None}
-    constants |= {"PACKED": cu_seqlens is not None, **of_pairs}
-    q, k, v, do = dense_rows(q, k, v, do)
-    dlse = dlse.contiguous()
-    dg, dbias = softmax.new_empty(0), softmax.new_empty(0)
-    with torch.cuda.device_of(q):
-        gates = (None, None, None) if g is None else cumulative_gates(g, cu_seqlens_k)
-        call = _Backward(
-            q, k, v, do, terms, alibi_slopes, gates, (cu_seqlens, cu_seqlens_k),
-            (*numbers, queries, keys), dims, pairs, constants,
-            sequences, longest_q, longest_k,
-        )  # fmt: skip
-        if max(key_dim, value_dim) > MAX_DIM:
-            _wide_backward(call, dlse, o, softmax, dq, dk, dv, entry, scale)
-        else:
-            row_sums, column_sums = _narrow_backward(
-                call, dlse, o, softmax, dq, dk, dv, entry, scale, tile_of
-            )
-            if g is not None:
-                dg = _gate_gradient(call, tile_of("dq"), row_sums, column_sums)
-                if scaled is not None:
-                    dg = dg * scaled.of_keys[..., None]
-                dg = dg.to(g.dtype, memory_format=torch.contiguous_format)
-        if scaled is not None:
-            scaled.restore(dq, dk, dv)
-            # Gradients of a sink and of a bias are not stored before they are summed.
-            terms[..., 2:].mul_(scaled.of_queries[:, None, :, None])
-        if bias is not None:
-            (do,) = dense_rows(given.to(dtype))
-            dbias = _bias_gradient(replace(call, do=do), bias, tile_of("dq"))
-    return dq, dk, dv, sink_gradient(sink, softmax, terms[..., 2]), dg, dbias
-
-
-@dataclass(frozen=True)
-class _Backward:
-    """The arguments that all backward kernels of one call share.
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """The arguments of `attention`, resolved and checked but for the numbers in boundaries.
 
     Args:
-        slopes, gates, boundaries: of ALiBi, cumulative, of queries and keys.
-        numbers: factor, cap and window, and how many queries and keys there are in a row.
-        dims: heads of a group, K and V.
-        pairs: the tensors of pairs and their steps, see `_pairs`.
-        constants: flags of a compiled kernel.
-        longest_q, longest_k: of the sequences.
+        q, k, v: rounded to `dtype` before they are multiplied. o and the gradients are in the dtype
+            in which they are given: float32, for an op that computes with those.
+        table, block: the pairs of blocks that are seen, and the tokens of a block.
+        codes, lows, highs: see `attention_rules`.
+        scale: a literal factor.
+        tile: index into the tile table.
     """
 
     q: Tensor
     k: Tensor
     v: Tensor
+    sink: Tensor | None = None
+    g: Tensor | None = None
+    bias: Tensor | None = None
+    alibi_slopes: Tensor | None = None
+    cu_seqlens: Tensor | None = None
+    cu_seqlens_k: Tensor | None = None
+    mask: Tensor | None = None
+    table: Tensor | None = None
+    codes: Tensor | None = None
+    lows: Tensor | None = None
+    highs: Tensor | None = None
+    block: int = 1
+    scale: float
+    causal: bool
+    window: int | None
+    softcap: float | None = None
+    tile: int
+    dtype: torch.dtype
+
+    def attend(self) -> tuple[Tensor, Tensor]:
+        """o and lse, with gradients of q, k, v, sink, g and bias."""
+        o, lse, _ = _attention(**vars(self))
+        return o, lse
+
+    @property
+    def entry(self) -> tiles.Entry:
+        return tiles.TABLE["attention", "parallel"][self.tile]
+
+    def tile_of(self, kernel: str) -> tiles.Tile:
+        """The tile of a kernel, or the one of all kernels that load something of each pair."""
+        if all(x is None for x in (self.bias, self.mask, self.table, self.codes)):
+            return self.entry.of(kernel)
+        if torch.float32 in self.entry.dtypes:
+            return _PAIRED_IN_FLOAT32
+        return _PAIRED if self.entry.max_dim <= 128 else _PAIRED_AND_WIDE
+
+    def backward_tile_of(self, kernel: str) -> tiles.Tile:
+        special = "gated" if self.g is not None else ""
+        if self.g is None and (self.softcap is not None or self.alibi_slopes is not None):
+            special = "biased" if "biased" in self.entry.kernels else ""
+        if self.window is not None and f"windowed_{kernel}" in self.entry.kernels:
+            kernel = f"windowed_{kernel}"
+        return self.tile_of(special or kernel)
+
+    @property
+    def sequences(self) -> int:
+        return count_sequences(self.q.shape[0], self.cu_seqlens)
+
+    @property
+    def wide(self) -> bool:
+        """Whether the kernels of wide heads compute it."""
+        return max(self.q.shape[3], self.v.shape[3]) > MAX_DIM
+
+    @property
+    def numbers(self) -> tuple[float | int, ...]:
+        """Factor, cap and window, and how many queries and keys there are in a row."""
+        queries, keys = self.q.shape[1], self.k.shape[1]
+        # Distances are below the limit, and a wider window could overflow when it is added to one.
+        limit = queries + keys
+        window = limit if self.window is None else min(self.window, limit)
+        return *factor_and_cap(self.scale, self.softcap), window, queries, keys
+
+    @property
+    def dims(self) -> tuple[int, int, int]:
+        """Heads of a group, K and V."""
+        return self.q.shape[2] // self.k.shape[2], self.k.shape[3], self.v.shape[3]
+
+    @property
+    def pairs(self) -> tuple[tuple[Tensor | None, ...], tuple[int, ...]]:
+        """The tensors of pairs, and their strides."""
+        table, codes, lows = self.table, self.codes, self.lows
+        tensors = (self.bias, _bytes(self.mask), _bytes(table), codes, lows, self.highs)
+        steps = (
+            *_steps(self.bias), *_steps(self.mask),
+            *(_steps(table)[:2] if table is not None else (0, 0)), self.block,
+            0 if codes is None else codes.stride(0), 0 if lows is None else lows.stride(0),
+        )  # fmt: skip
+        return tensors, steps
+
+    @property
+    def constants(self) -> dict[str, bool | int]:
+        """The flags of all kernels; those of narrow heads also have GATED."""
+        return {
+            "CAUSAL": self.causal,
+            "WINDOW": self.window is not None,
+            "CAPPED": self.softcap is not None,
+            "ALIBI": self.alibi_slopes is not None,
+            "PACKED": self.cu_seqlens is not None,
+            "BIASED": self.bias is not None,
+            "MASKED": self.mask is not None,
+            "TABLED": self.table is not None,
+            "RULES": 0 if self.codes is None else len(self.codes),
+            "SKIP": SKIP,
+        }
+
+    def forward(self, out_dtype: torch.dtype) -> list[Tensor]:
+        """o in `out_dtype`, lse, and for the backward pass [2, B, H, T]: the maximum m of a row's
+        base-2 logits s, and Σ_j 2^(s_j - m).
+        """
+        batch, queries, heads, _ = self.q.shape
+        keys, value_dim = self.k.shape[1], self.v.shape[3]
+        longest = arguments.check_boundaries("cu_seqlens", self.cu_seqlens, queries)
+        arguments.check_boundaries("cu_seqlens_k", self.cu_seqlens_k, keys)
+        o = self.q.new_empty(batch, queries, heads, value_dim, dtype=out_dtype)
+        lse = self.q.new_empty(batch, heads, queries, dtype=torch.float32)
+        softmax = lse.new_empty(2, *lse.shape)
+        if lse.numel() == 0:
+            return [o, lse, softmax]
+        q, k, v = dense_rows(*(x.to(self.dtype) for x in (self.q, self.k, self.v)))
+        boundaries = self.cu_seqlens, self.cu_seqlens_k
+        constants = {"SINK": self.sink is not None, **self.constants}
+        with torch.cuda.device_of(q):
+            if self.wide:
+                parts, shape = wide_heads.shape(self.entry, value_dim)
+                count = cdiv(longest, shape["QUERIES"])
+                wide_heads.wide_forward[(count * parts * self.sequences * heads,)](
+                    q, k, v, o, lse, *softmax, self.sink, self.alibi_slopes, *boundaries,
+                    *self.numbers, count, parts, heads, *self.dims,
+                    *wide_heads.strides(q, k, v), *self.pairs, **constants, **shape,
+                )  # fmt: skip
+                return [o, lse, softmax]
+            gates = (None, None, None)
+            if self.g is not None:
+                gates = cumulative_gates(self.g, self.cu_seqlens_k)
+            tile = self.tile_of("")
+            count = cdiv(longest, tile.tokens)
+            attention_forward[(count * self.sequences * heads,)](
+                q, k, v, o, lse, *softmax, self.sink, self.alibi_slopes, *gates, *boundaries,
+                *self.numbers, count, heads, *self.dims,
+                *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *self.pairs,
+                GATED=self.g is not None, **constants,
+                **launch(tile, k, v, held="QUERIES", read="KEYS"),
+            )  # fmt: skip
+        return [o, lse, softmax]
+
+    def backward(self, do: Tensor, dlse: Tensor, o: Tensor, softmax: Tensor) -> list[Tensor | None]:
+        """Gradients of q, k, v, sink, g and bias; None for each that is not given.
+
+        dv is in the dtype of o. The cotangent `do` is in `dtype` or float32.
+        """
+        boundaries = self.cu_seqlens, self.cu_seqlens_k
+        batch, queries, heads, _ = self.q.shape
+        keys, kv_heads, value_dim = self.v.shape[1:]
+        longest_q = arguments.check_boundaries("cu_seqlens", self.cu_seqlens, queries)
+        longest_k = arguments.check_boundaries("cu_seqlens_k", self.cu_seqlens_k, keys)
+        dq, dk = (x.new_empty(x.shape) for x in (self.q, self.k))
+        dv = o.new_empty(batch, keys, kv_heads, value_dim)
+        terms = softmax.new_empty(batch, heads, queries, 4)
+        q, k, v = (x.to(self.dtype) for x in (self.q, self.k, self.v))
+        given, scaled = do, powers(do, dlse, v, *boundaries)
+        if scaled is not None:
+            do, dlse = scaled.divided(do, dlse)
+        q, k, v, do = dense_rows(q, k, v, do.to(self.dtype))
+        dg = dbias = None
+        with torch.cuda.device_of(q):
+            gates = (None, None, None)
+            if self.g is not None:
+                gates = cumulative_gates(self.g, self.cu_seqlens_k)
+            launches = _Backward(
+                call=self, q=q, k=k, v=v, do=do, dlse=dlse.contiguous(), o=o, softmax=softmax,
+                terms=terms, gates=gates, longest_q=longest_q, longest_k=longest_k,
+            )  # fmt: skip
+            if self.wide:
+                launches.wide(dq, dk, dv)
+            else:
+                row_sums, column_sums = launches.narrow(dq, dk, dv)
+                if self.g is not None:
+                    dg = launches.gate_gradient(row_sums, column_sums)
+                    if scaled is not None:
+                        dg = dg * scaled.of_keys[..., None]
+                    dg = dg.to(self.g.dtype, memory_format=torch.contiguous_format)
+            if scaled is not None:
+                scaled.restore(dq, dk, dv)
+                # Gradients of a sink and of a bias are not stored before they are summed.
+                terms[..., 2:].mul_(scaled.of_queries[:, None, :, None])
+            if self.bias is not None:
+                (do,) = dense_rows(given.to(self.dtype))
+                dbias = replace(launches, do=do).bias_gradient(self.bias)
+        dsink = None if self.sink is None else sink_gradient(self.sink, softmax, terms[..., 2])
+        return [dq, dk, dv, dsink, dg, dbias]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Backward:
+    """The launches of one backward pass, and what they read.
+
+    Args:
+        q, k, v, do: in the dtype of products.
+        softmax: see `Call.forward`.
+        terms: [B, H, T, 4], see `attention_terms`, which the first launch fills.
+        gates: see `cumulative_gates`.
+        longest_q, longest_k: of the sequences.
+    """
+
+    call: Call
+    q: Tensor
+    k: Tensor
+    v: Tensor
     do: Tensor
+    dlse: Tensor
+    o: Tensor
+    softmax: Tensor
     terms: Tensor
-    slopes: Tensor | None
     gates: Sequence[Tensor | None]
-    boundaries: tuple[Tensor | None, Tensor | None]
-    numbers: tuple[float | int, ...]
-    dims: tuple[int, int, int]
-    pairs: Sequence[Any]
-    constants: dict[str, Any]
-    sequences: int
     longest_q: int
     longest_k: int
 
@@ -418,135 +427,129 @@ class _Backward:
 
     @property
     def given(self) -> tuple[Tensor | None, ...]:
-        return self.slopes, *self.gates, *self.boundaries
+        call = self.call
+        return call.alibi_slopes, *self.gates, call.cu_seqlens, call.cu_seqlens_k
 
     @property
     def strides(self) -> tuple[Any, ...]:
         each = (step for x in (self.q, self.k, self.v) for step in x.stride()[:3])
-        return *each, *self.do.stride()[:3], *self.pairs
+        return *each, *self.do.stride()[:3], *self.call.pairs
 
-    def launch_terms(
-        self, o: Tensor, dlse: Tensor, softmax: Tensor, tokens: int, count: int
-    ) -> None:
-        """Fill `terms`: `count` programs of `tokens` tokens for each sequence and head."""
-        (_, queries, heads, _), (_, _, value_dim) = self.q.shape, self.dims
-        attention_terms[(count * self.sequences * heads,)](
-            o, self.do, dlse, *softmax, self.terms, self.boundaries[0], queries, count, heads,
-            value_dim, *self.do.stride()[:3], PACKED=self.constants["PACKED"], QUERIES=tokens,
+    @property
+    def constants(self) -> dict[str, bool | int]:
+        return {"GATED": self.call.g is not None, **self.call.constants}
+
+    def fill_terms(self, tokens: int, count: int) -> None:
+        """Launch `count` programs of `tokens` tokens for each sequence and head."""
+        queries, heads, value_dim = *self.q.shape[1:3], self.v.shape[3]
+        attention_terms[(count * self.call.sequences * heads,)](
+            self.o, self.do, self.dlse, *self.softmax, self.terms, self.call.cu_seqlens,
+            queries, count, heads, value_dim, *self.do.stride()[:3],
+            PACKED=self.call.cu_seqlens is not None, QUERIES=tokens,
             PAD_V=next_power_of_2(value_dim),
         )  # fmt: skip
 
+    def narrow(self, dq: Tensor, dk: Tensor, dv: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """Fill terms, dq, dk and dv of heads up to 256.
 
-def _narrow_backward(
-    call: _Backward, dlse: Tensor, o: Tensor, softmax: Tensor, dq: Tensor, dk: Tensor, dv: Tensor,
-    entry: tiles.Entry, scale: float, tile_of: Callable[[str], tiles.Tile],
-) -> tuple[Tensor | None, Tensor | None]:  # fmt: skip
-    """Fill terms, dq, dk and dv of heads up to 256.
-
-    Returns:
-        The sums of dS by query and by key, for `_gate_gradient`; None without gates.
-    """
-    (batch, queries, heads, _), (_, keys, kv_heads, _) = call.q.shape, call.k.shape
-    terms = call.terms
-    gated = call.constants["GATED"]
-    tile = tile_of("dq")
-    # Tiles of gates start at multiples of their length among the keys: perhaps one more.
-    count = cdiv(call.longest_q, tile.tokens) + gated
-    row_sums = column_sums = None
-    if gated:
-        depth = levels(call.longest_k, tile.tokens)
-        row_sums = terms.new_zeros(depth, batch, heads, queries)
-        column_sums = terms.new_zeros(depth, batch, heads, keys)
-    if terms.numel():
-        call.launch_terms(o, dlse, softmax, tile.tokens, count)
-        attention_backward_q[(count * call.sequences * heads,)](
-            *call.read, dq, row_sums, *call.given, scale, *call.numbers, count, heads,
-            batch * heads * queries, *call.dims, *call.strides, SPAN=tile.tokens,
-            **call.constants, **launch(tile, call.k, call.v, held="QUERIES", read="KEYS"),
-        )  # fmt: skip
-    # Apart, dk and dv take half the registers each, and one product more.
-    apart = gated or "dk" in entry.kernels
-    launches = [("dk", True, False), ("dv", False, True)] if apart else [("dkv", True, True)]
-    for name, of_k, of_v in launches if dk.numel() else ():
-        tile = tile_of(name)
-        count = cdiv(call.longest_k, tile.tokens)
-        attention_backward_kv[(count * call.sequences * kv_heads,)](
-            *call.read, dk, dv, column_sums, *call.given, scale, *call.numbers, count, kv_heads,
-            batch * heads * keys, *call.dims, *call.strides, SPAN=tile.tokens, DK=of_k, DV=of_v,
-            **call.constants, **launch(tile, call.k, call.v, held="KEYS", read="QUERIES"),
-        )  # fmt: skip
-    return row_sums, column_sums
-
-
-def _gate_gradient(
-    call: _Backward, tile: tiles.Tile, row_sums: Tensor, column_sums: Tensor
-) -> Tensor:
-    """dg [B, T, H] in float32."""
-    (depth, *_), heads = row_sums.shape, call.q.shape[2]
-    parts = column_sums.new_empty(1 + depth, *column_sums.shape[1:])
-    count = cdiv(call.longest_k, tile.tokens)
-    if parts.numel():
-        within_blocks[(count * call.sequences * heads,)](
-            *call.read, parts, *call.given, *call.numbers, count, heads, *call.dims,
-            *call.strides, **call.constants,
-            **launch(tile, call.k, call.v, held="SPAN", read="QUERIES"),
-        )  # fmt: skip
-    return add_levels(parts, row_sums, column_sums, tile.tokens, *call.boundaries)
-
-
-def _bias_gradient(call: _Backward, bias: Tensor, tile: tiles.Tile) -> Tensor:
-    heads = call.q.shape[2]
-    dbias = torch.zeros_like(bias, memory_format=torch.contiguous_format)
-    shape = launch(tile, call.k, call.v, held="QUERIES", read="KEYS")
-    tiled = cdiv(call.longest_q, shape["QUERIES"]), cdiv(call.longest_k, shape["KEYS"])
-    alone_b, alone_h, alone_q, alone_k = (n == 1 for n in bias.shape)
-    # Packed sequences have parts of their own in a matrix of all tokens.
-    alone_n = alone_q and alone_k if call.constants["PACKED"] else alone_b
-    programs = 1
-    for alone, count in (
-        (alone_n, call.sequences), (alone_h, heads), (alone_q, tiled[0]), (alone_k, tiled[1]),
-    ):  # fmt: skip
-        programs *= 1 if alone else count
-    if dbias.numel() and programs:
-        attention_backward_bias[(programs,)](
-            *call.read, dbias, *call.given, *call.numbers, *tiled, heads, call.sequences,
-            *call.dims, *call.strides,
-            SUM_N=alone_n, SUM_H=alone_h, SUM_Q=alone_q, SUM_K=alone_k,
-            **call.constants, **shape,
-        )  # fmt: skip
-    return dbias
-
-
-def _wide_backward(
-    call: _Backward, dlse: Tensor, o: Tensor, softmax: Tensor, dq: Tensor, dk: Tensor, dv: Tensor,
-    entry: tiles.Entry, scale: float,
-) -> None:  # fmt: skip
-    """Fill terms, dq, dk and dv of heads above 256."""
-    heads, kv_heads = call.q.shape[2], call.k.shape[2]
-    constants = {name: x for name, x in call.constants.items() if name != "GATED"}
-    given = (call.slopes, *call.boundaries, scale, *call.numbers)
-    if call.terms.numel():
-        parts, shaped = wide_heads.shape(entry, call.dims[1])
-        count = cdiv(call.longest_q, shaped["QUERIES"])
-        call.launch_terms(o, dlse, softmax, shaped["QUERIES"], count)
-        wide_heads.wide_backward_q[(count * parts * call.sequences * heads,)](
-            *call.read, dq, *given, count, parts, heads, *call.dims, *call.strides,
-            **constants, **shaped,
-        )  # fmt: skip
-    for out, of_v in ((dk, False), (dv, True)):
-        if out.numel():
-            parts, shaped = wide_heads.shape(entry, out.shape[3])
-            count = cdiv(call.longest_k, shaped["KEYS"])
-            wide_heads.wide_backward_kv[(count * parts * call.sequences * kv_heads,)](
-                *call.read, out, *given, count, parts, kv_heads, *call.dims, *call.strides,
-                DV=of_v, **constants, **shaped,
+        Returns:
+            The sums of dS by query and by key, for `gate_gradient`; None without gates.
+        """
+        call, terms, constants = self.call, self.terms, self.constants
+        (batch, queries, heads, _), (_, keys, kv_heads, _) = self.q.shape, self.k.shape
+        gated = call.g is not None
+        tile = call.backward_tile_of("dq")
+        # Tiles of gates start at multiples of their length among the keys: perhaps one more.
+        count = cdiv(self.longest_q, tile.tokens) + gated
+        row_sums = column_sums = None
+        if gated:
+            depth = levels(self.longest_k, tile.tokens)
+            row_sums = terms.new_zeros(depth, batch, heads, queries)
+            column_sums = terms.new_zeros(depth, batch, heads, keys)
+        if terms.numel():
+            self.fill_terms(tile.tokens, count)
+            attention_backward_q[(count * call.sequences * heads,)](
+                *self.read, dq, row_sums, *self.given, call.scale, *call.numbers, count, heads,
+                batch * heads * queries, *call.dims, *self.strides, SPAN=tile.tokens,
+                **constants, **launch(tile, self.k, self.v, held="QUERIES", read="KEYS"),
             )  # fmt: skip
+        # Apart, dk and dv take half the registers each, and one product more.
+        apart = gated or "dk" in call.entry.kernels
+        launches = [("dk", True, False), ("dv", False, True)] if apart else [("dkv", True, True)]
+        for name, of_k, of_v in launches if dk.numel() else ():
+            tile = call.backward_tile_of(name)
+            count = cdiv(self.longest_k, tile.tokens)
+            attention_backward_kv[(count * call.sequences * kv_heads,)](
+                *self.read, dk, dv, column_sums, *self.given, call.scale, *call.numbers, count,
+                kv_heads, batch * heads * keys, *call.dims, *self.strides, SPAN=tile.tokens,
+                DK=of_k, DV=of_v, **constants,
+                **launch(tile, self.k, self.v, held="KEYS", read="QUERIES"),
+            )  # fmt: skip
+        return row_sums, column_sums
+
+    def gate_gradient(self, row_sums: Tensor, column_sums: Tensor) -> Tensor:
+        """dg [B, T, H] in float32."""
+        call, tile = self.call, self.call.backward_tile_of("dq")
+        (depth, *_), heads = row_sums.shape, self.q.shape[2]
+        parts = column_sums.new_empty(1 + depth, *column_sums.shape[1:])
+        count = cdiv(self.longest_k, tile.tokens)
+        if parts.numel():
+            within_blocks[(count * call.sequences * heads,)](
+                *self.read, parts, *self.given, *call.numbers, count, heads, *call.dims,
+                *self.strides, **self.constants,
+                **launch(tile, self.k, self.v, held="SPAN", read="QUERIES"),
+            )  # fmt: skip
+        boundaries = call.cu_seqlens, call.cu_seqlens_k
+        return add_levels(parts, row_sums, column_sums, tile.tokens, *boundaries)
+
+    def bias_gradient(self, bias: Tensor) -> Tensor:
+        call, heads = self.call, self.q.shape[2]
+        dbias = torch.zeros_like(bias, memory_format=torch.contiguous_format)
+        tile = call.backward_tile_of("dq")
+        shape = launch(tile, self.k, self.v, held="QUERIES", read="KEYS")
+        tiled = cdiv(self.longest_q, shape["QUERIES"]), cdiv(self.longest_k, shape["KEYS"])
+        alone_b, alone_h, alone_q, alone_k = (n == 1 for n in bias.shape)
+        # Packed sequences have parts of their own in a matrix of all tokens.
+        alone_n = alone_b if call.cu_seqlens is None else alone_q and alone_k
+        programs = 1
+        for alone, count in (
+            (alone_n, call.sequences), (alone_h, heads), (alone_q, tiled[0]), (alone_k, tiled[1]),
+        ):  # fmt: skip
+            programs *= 1 if alone else count
+        if dbias.numel() and programs:
+            attention_backward_bias[(programs,)](
+                *self.read, dbias, *self.given, *call.numbers, *tiled, heads, call.sequences,
+                *call.dims, *self.strides,
+                SUM_N=alone_n, SUM_H=alone_h, SUM_Q=alone_q, SUM_K=alone_k,
+                **self.constants, **shape,
+            )  # fmt: skip
+        return dbias
+
+    def wide(self, dq: Tensor, dk: Tensor, dv: Tensor) -> None:
+        """Fill terms, dq, dk and dv of heads above 256."""
+        call, heads, kv_heads = self.call, self.q.shape[2], self.k.shape[2]
+        boundaries = call.cu_seqlens, call.cu_seqlens_k
+        given = (call.alibi_slopes, *boundaries, call.scale, *call.numbers)
+        if self.terms.numel():
+            parts, shape = wide_heads.shape(call.entry, self.q.shape[3])
+            count = cdiv(self.longest_q, shape["QUERIES"])
+            self.fill_terms(shape["QUERIES"], count)
+            wide_heads.wide_backward_q[(count * parts * call.sequences * heads,)](
+                *self.read, dq, *given, count, parts, heads, *call.dims, *self.strides,
+                **call.constants, **shape,
+            )  # fmt: skip
+        for out, of_v in ((dk, False), (dv, True)):
+            if out.numel():
+                parts, shape = wide_heads.shape(call.entry, out.shape[3])
+                count = cdiv(self.longest_k, shape["KEYS"])
+                wide_heads.wide_backward_kv[(count * parts * call.sequences * kv_heads,)](
+                    *self.read, out, *given, count, parts, kv_heads, *call.dims, *self.strides,
+                    DV=of_v, **call.constants, **shape,
+                )  # fmt: skip
 
 
-def sink_gradient(sink: Tensor | None, softmax: Tensor, delta: Tensor) -> Tensor:
+def sink_gradient(sink: Tensor, softmax: Tensor, delta: Tensor) -> Tensor:
     """Σ over rows of P·(0 - delta): the gradient of a logit that has no value."""
-    if sink is None:
-        return softmax.new_empty(0)
     row_max, weight_sum = softmax
     weight = torch.exp2(sink.float()[None, :, None] * LOG2E.value - row_max) / weight_sum
     # The sum is 0 only where the sink is -inf and no key is seen, and then the sink weighs nothing.
@@ -554,41 +557,35 @@ def sink_gradient(sink: Tensor | None, softmax: Tensor, delta: Tensor) -> Tensor
     return rows.sum((0, 2), dtype=torch.float64).to(sink.dtype)
 
 
-@attention_parallel_backward.register_fake
-def _(
-    do, dlse, q, k, v, sink, alibi_slopes, g, cu_seqlens, cu_seqlens_k,
-    bias, mask, table, codes, lows, highs, o, softmax, *more,
-):  # fmt: skip
-    return (
-        q.new_empty(q.shape),
-        k.new_empty(k.shape),
-        o.new_empty(v.shape),
-        softmax.new_empty(0) if sink is None else sink.new_empty(sink.shape),
-        softmax.new_empty(0) if g is None else g.new_empty(g.shape),
-        softmax.new_empty(0) if bias is None else bias.new_empty(bias.shape),
-    )
+def _forward(**given: Any) -> list[Tensor]:
+    return Call(**given).forward(given["q"].dtype)
 
 
-def _save(ctx, inputs, output) -> None:
-    o, _, softmax = output
-    ctx.mark_non_differentiable(softmax)
-    ctx.save_for_backward(*inputs[:14], o, softmax)
-    # `wide` shows in the dtype of o.
-    *ctx.options, _, ctx.dtype = inputs[14:]
+def _backward(
+    *, d0: Tensor, d1: Tensor | None, s0: Tensor, y0: Tensor, **given: Any
+) -> list[Tensor | None]:
+    dlse = s0.new_zeros(s0.shape[1:]) if d1 is None else d1
+    return Call(**given).backward(d0, dlse, y0, s0)
 
 
-def _differentiate(ctx, do, dlse, _):
-    # A checkpoint gives them once.
-    saved = ctx.saved_tensors
-    sink, g, bias = (saved[at] for at in (3, 5, 8))
-    dq, dk, dv, dsink, dg, dbias = attention_parallel_backward(
-        do, dlse, *saved, *ctx.options, ctx.dtype
-    )
-    return (
-        dq, dk, dv, None if sink is None else dsink, None, None if g is None else dg,
-        None, None, None if bias is None else dbias, *(None for _ in range(7 + len(ctx.options))),
-    )  # fmt: skip
+def _shapes(given: Given) -> list[tuple[tuple[int, ...], torch.dtype]]:
+    q, v = given["q"], given["v"]
+    batch, queries, heads, _ = q.shape
+    return [
+        ((batch, queries, heads, v.shape[3]), q.dtype),
+        ((batch, heads, queries), torch.float32),
+        ((2, batch, heads, queries), torch.float32),
+    ]
 
 
-attention_parallel.register_autograd(_differentiate, setup_context=_save)
-refuse_gradients(attention_parallel_backward, "attention")
+_attention = differentiable(
+    "attention_parallel",
+    _forward,
+    _backward,
+    _shapes,
+    outputs=2,
+    saved=1,
+    reads_output=True,
+    constants=("alibi_slopes",),
+    takes=schema_of(Call),
+)

@@ -5,28 +5,25 @@ The parts stay in float32 until their difference is rounded. With D = dO the cot
     dλ = -Σ D ∘ O2,    and the second softmax has the cotangent -λ D
 """
 
-from typing import Literal, Unpack
+from typing import Any, Literal, Unpack
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from kernels.differentiable import refuse_gradients
+from kernels.differentiable import Given, differentiable
 from kernels.softmax.arguments import Options
-from kernels.softmax.attention import attention_parallel, attention_parallel_backward
+from kernels.softmax.attention import Call
 from kernels.softmax.pairs import pairs
 
 
-def _heads(
-    q1: Tensor, k1: Tensor, q2: Tensor, k2: Tensor, v: Tensor,
-    cu_seqlens: Tensor | None, cu_seqlens_k: Tensor | None,
-) -> tuple[Tensor | None, ...]:  # fmt: skip
-    """The tensors that `attention_parallel` takes: q, k and v of twice as many heads, and others.
+def _call(*, q1: Tensor, k1: Tensor, q2: Tensor, k2: Tensor, v: Tensor, **options: Any) -> Call:
+    """Both softmaxes as one call of attention with twice as many heads.
 
     Query head h of the second softmax is H + h, which reads kv head G + h // (H / G).
     """
     q, k, values = _joined(q1, q2), _joined(k1, k2), _joined(v, v)
-    return q, k, values, None, None, None, cu_seqlens, cu_seqlens_k, *[None] * 6
+    return Call(q=q, k=k, v=values, dtype=v.dtype, **options)
 
 
 def _joined(first: Tensor, second: Tensor) -> Tensor:
@@ -38,39 +35,36 @@ def _joined(first: Tensor, second: Tensor) -> Tensor:
     return both
 
 
-@torch.library.custom_op("attention_oracles::differential_attention_parallel", mutates_args=())
-def _parallel(
-    q1: Tensor, k1: Tensor, q2: Tensor, k2: Tensor, v: Tensor, lam: Tensor,
+def _forward(
+    *, q1: Tensor, k1: Tensor, q2: Tensor, k2: Tensor, v: Tensor, lam: Tensor,
     cu_seqlens: Tensor | None, cu_seqlens_k: Tensor | None, scale: float, causal: bool,
     window: int | None, tile: int,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+) -> list[Tensor]:  # fmt: skip
     """o; and for the backward pass the outputs of both softmaxes [B, T, 2 H, V], and their sums."""
-    heads = _heads(q1, k1, q2, k2, v, cu_seqlens, cu_seqlens_k)
-    parts, _, softmax = attention_parallel(
-        *heads, 1, scale, causal, window, None, tile, True, v.dtype
-    )
+    call = _call(
+        q1=q1, k1=k1, q2=q2, k2=k2, v=v, cu_seqlens=cu_seqlens, cu_seqlens_k=cu_seqlens_k,
+        scale=scale, causal=causal, window=window, tile=tile,
+    )  # fmt: skip
+    parts, _, softmax = call.forward(torch.float32)
     first, second = parts.chunk(2, 2)
-    return (first - lam.float()[:, None] * second).to(v.dtype), parts, softmax
+    return [(first - lam.float()[:, None] * second).to(v.dtype), parts, softmax]
 
 
-@_parallel.register_fake
-def _(q1, k1, q2, k2, v, *more):
-    batch, queries, heads, _ = q1.shape
-    o = q1.new_empty(batch, queries, heads, v.shape[3])
-    parts = o.new_empty(batch, queries, 2 * heads, v.shape[3], dtype=torch.float32)
-    return o, parts, parts.new_empty(2, batch, 2 * heads, queries)
+def _shapes(given: Given) -> list[tuple[tuple[int, ...], torch.dtype]]:
+    batch, queries, heads, _ = given["q1"].shape
+    value_dim = given["v"].shape[3]
+    return [
+        ((batch, queries, heads, value_dim), given["q1"].dtype),
+        ((batch, queries, 2 * heads, value_dim), torch.float32),
+        ((2, batch, 2 * heads, queries), torch.float32),
+    ]
 
 
-@torch.library.custom_op(
-    "attention_oracles::differential_attention_parallel_backward", mutates_args=()
-)
-def _parallel_backward(
-    do: Tensor, q1: Tensor, k1: Tensor, q2: Tensor, k2: Tensor, v: Tensor, lam: Tensor,
-    cu_seqlens: Tensor | None, cu_seqlens_k: Tensor | None, parts: Tensor, softmax: Tensor,
-    scale: float, causal: bool, window: int | None, tile: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+def _backward(
+    *, v: Tensor, lam: Tensor, d0: Tensor, s0: Tensor, s1: Tensor, **given: Any
+) -> list[Tensor]:
     """Gradients of q1, k1, q2, k2, v and lam."""
-    heads = _heads(q1, k1, q2, k2, v, cu_seqlens, cu_seqlens_k)
+    do, parts, softmax = d0, s0, s1
     _, second = parts.chunk(2, 2)
     # The order of the terms does not show in float64.
     dlam = -(do.double() * second).sum((0, 1, 3)).to(lam.dtype)
@@ -80,10 +74,8 @@ def _parallel_backward(
         power = factor.abs().amax().clamp(min=1.0).log2().ceil().exp2()
         factor = factor / power
     both = _joined(do, -factor[:, None] * do)
-    dq, dk, dv, *_ = attention_parallel_backward(
-        both, torch.zeros_like(softmax[0]), *heads, parts, softmax,
-        1, scale, causal, window, None, tile, v.dtype,
-    )  # fmt: skip
+    call = _call(v=v, **given)
+    dq, dk, dv, *_ = call.backward(both, torch.zeros_like(softmax[0]), parts, softmax)
     (dq1, dq2), (dk1, dk2), (dv1, dv2) = (x.chunk(2, 2) for x in (dq, dk, dv))
     if power is not None:
         dq2, dk2, dv2 = (x * power for x in (dq2, dk2, dv2))
@@ -91,38 +83,16 @@ def _parallel_backward(
         x.to(v.dtype, copy=True, memory_format=torch.contiguous_format)
         for x in (dq1, dk1, dq2, dk2, dv1 + dv2)
     )
-    return *each, dlam
+    return [*each, dlam]
 
 
-@_parallel_backward.register_fake
-def _(do, q1, k1, q2, k2, v, lam, *more):
-    return tuple(x.new_empty(x.shape) for x in (q1, k1, q2, k2, v, lam))
+_parallel = differentiable(
+    "differential_attention_parallel", _forward, _backward, _shapes, outputs=1, saved=2
+)
 
 
-def _save(ctx, inputs, output) -> None:
-    _, parts, softmax = output
-    ctx.mark_non_differentiable(parts, softmax)
-    ctx.save_for_backward(*inputs[:8], parts, softmax)
-    ctx.options = inputs[8:]
-
-
-def _differentiate(ctx, do, *_):
-    gradients = _parallel_backward(do, *ctx.saved_tensors, *ctx.options)
-    return *gradients, None, None, *(None for _ in ctx.options)
-
-
-_parallel.register_autograd(_differentiate, setup_context=_save)
-refuse_gradients(_parallel_backward, "differential_attention")
-
-
-def _output(
-    *, q1: Tensor, k1: Tensor, q2: Tensor, k2: Tensor, v: Tensor, lam: Tensor, scale: float,
-    causal: bool, window: int | None, cu_seqlens: Tensor | None, cu_seqlens_k: Tensor | None,
-    tile: int,
-) -> Tensor:  # fmt: skip
-    o: Tensor
-    boundaries = cu_seqlens, cu_seqlens_k
-    o, *_ = _parallel(q1, k1, q2, k2, v, lam, *boundaries, scale, causal, window, tile)
+def _output(**given: Any) -> Tensor:
+    o, *_ = _parallel(**given)
     return o
 
 

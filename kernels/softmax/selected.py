@@ -1,5 +1,5 @@
-"""Attention to selected blocks: the public op, the custom ops behind it, and the lists of queries
-and blocks that they make of the indices.
+"""Attention to selected blocks: the public op, the launches behind it, and the lists of queries and
+blocks that they make of the indices.
 """
 
 import inspect
@@ -22,7 +22,7 @@ from kernels.arguments import (
     check_size,
     describe,
 )
-from kernels.differentiable import refuse_gradients
+from kernels.differentiable import Given, differentiable
 from kernels.modes import check_mode
 from kernels.op import axes, op
 from kernels.primitives.layout import dense_rows
@@ -154,11 +154,10 @@ def _rows(tile: int, group: int) -> int:
     return min(entry.tokens, max(16, next_power_of_2(group)))
 
 
-@torch.library.custom_op("attention_oracles::selected_parallel", mutates_args=())
-def selected_parallel(
+def _forward(
     q: Tensor, k: Tensor, v: Tensor, indices: Tensor, cu_seqlens: Tensor | None,
     cu_seqlens_k: Tensor | None, block_size: int, scale: float, tile: int, dtype: torch.dtype,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+) -> list[Tensor]:  # fmt: skip
     """o and lse of `selected_attention`, where a kv head may have several selections of its query
     heads. For the backward pass also [2, B, H, T], the maximum of a row's
     base-2 logits and the sum of their powers of 2 after it is subtracted. q, k and v are rounded to
@@ -174,7 +173,7 @@ def selected_parallel(
     block_size = within(block_size, k.shape[1])
     selection = select(indices, block_size, cu_seqlens, cu_seqlens_k, k.shape[1])
     if lse.numel() == 0:
-        return o, lse, softmax
+        return [o, lse, softmax]
     rows = _rows(tile, group)
     parts = cdiv(group, rows)
     dims, constants = _launch(tile, k, v, rows=rows)
@@ -187,23 +186,26 @@ def selected_parallel(
             select_heads // k.shape[2], group, *dims,
             *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], **constants,
         )  # fmt: skip
-    return o, lse, softmax
+    return [o, lse, softmax]
 
 
-@selected_parallel.register_fake
-def _(q, k, v, indices, cu_seqlens, cu_seqlens_k, block_size, scale, tile, dtype):
+def _shapes(given: Given) -> list[tuple[tuple[int, ...], torch.dtype]]:
+    q, v = given["q"], given["v"]
     batch, queries, heads, _ = q.shape
-    o = q.new_empty(batch, queries, heads, v.shape[3])
-    lse = q.new_empty(batch, heads, queries, dtype=torch.float32)
-    return o, lse, lse.new_empty(2, *lse.shape)
+    return [
+        ((batch, queries, heads, v.shape[3]), q.dtype),
+        ((batch, heads, queries), torch.float32),
+        ((2, batch, heads, queries), torch.float32),
+    ]
 
 
-@torch.library.custom_op("attention_oracles::selected_parallel_backward", mutates_args=())
-def selected_parallel_backward(
-    do: Tensor, dlse: Tensor, q: Tensor, k: Tensor, v: Tensor, indices: Tensor,
-    cu_seqlens: Tensor | None, cu_seqlens_k: Tensor | None, o: Tensor, softmax: Tensor,
-    block_size: int, scale: float, tile: int, dtype: torch.dtype,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+def _backward(
+    *, q: Tensor, k: Tensor, v: Tensor, indices: Tensor, cu_seqlens: Tensor | None,
+    cu_seqlens_k: Tensor | None, block_size: int, scale: float, tile: int, dtype: torch.dtype,
+    d0: Tensor, d1: Tensor | None, s0: Tensor, y0: Tensor,
+) -> list[Tensor]:  # fmt: skip
+    softmax, o, do = s0, y0, d0
+    dlse = softmax.new_zeros(softmax.shape[1:]) if d1 is None else d1
     batch, queries, heads, key_dim = q.shape
     keys, kv_heads, value_dim = v.shape[1:]
     select_heads = indices.shape[2]
@@ -245,35 +247,12 @@ def selected_parallel_backward(
             )  # fmt: skip
     if scaled is not None:
         scaled.restore(dq, dk, dv)
-    return dq, dk, dv
+    return [dq, dk, dv]
 
 
-@selected_parallel_backward.register_fake
-def _(do, dlse, q, k, v, *more):
-    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
-
-
-def _setup_context(ctx, inputs, output):
-    *tensors, block_size, scale, tile, dtype = inputs
-    o, _, softmax = output
-    ctx.save_for_backward(*tensors, o, softmax)
-    ctx.options = block_size, scale, tile, dtype
-    ctx.mark_non_differentiable(softmax)
-    ctx.set_materialize_grads(False)
-
-
-def _backward(ctx, do, dlse, _):
-    *tensors, o, softmax = ctx.saved_tensors
-    if do is None:
-        do = torch.zeros_like(o)
-    if dlse is None:
-        dlse = softmax.new_zeros(softmax.shape[1:])
-    gradients = selected_parallel_backward(do, dlse, *tensors, o, softmax, *ctx.options)
-    return *gradients, *[None] * 7
-
-
-selected_parallel.register_autograd(_backward, setup_context=_setup_context)
-refuse_gradients(selected_parallel_backward, "selected_attention")
+_selected = differentiable(
+    "selected_parallel", _forward, _backward, _shapes, outputs=2, saved=1, reads_output=True
+)
 
 
 @dataclass(frozen=True)
@@ -318,7 +297,7 @@ def attend(
     call: Call, q: Tensor, k: Tensor, v: Tensor, indices: Tensor, block_size: int
 ) -> tuple[Tensor, Tensor]:
     """o and lse."""
-    o, lse, _ = selected_parallel(
+    o, lse, _ = _selected(
         q, k, v, indices, *call.packs, block_size, call.scale, call.tile, call.dtype
     )
     return o, lse
