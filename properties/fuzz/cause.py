@@ -69,9 +69,9 @@ def _largest(left: Sequence[Bucket], ran: Mapping[str, AbstractSet[str]]) -> Cau
     for line, group in explained.items():
         if len(group) < best[0]:
             continue
-        failed = len({op for bucket in group for op in bucket.ops})
-        launched = sum(line in lines for lines in ran.values())
-        rank = len(group), failed / launched
+        failing = {op for bucket in group for op in bucket.ops}
+        failed, launched = len(failing), len(failing.union(op for op in ran if line in ran[op]))
+        rank = len(group), failed / max(1, launched)
         part = _NEARLY_ALL if launched > _NEARLY_ALL * len(ran) else _PART
         if len(group) < 2 or failed < _OPS or rank[1] < part or rank < best:
             continue

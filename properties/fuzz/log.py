@@ -5,18 +5,19 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import count, zip_longest
+from math import inf
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 from properties.cases.case import Case
 from properties.files import write_atomically
 from properties.fuzz.answer import Answer, Failure
 from properties.fuzz.bucket import Bucket
 from properties.fuzz.cause import Cause, causes
+from properties.fuzz.reading import read_fields
 from properties.fuzz.record import Key, Record
 from properties.jobs import Job
 from properties.laws.fingerprint import Fingerprint
-from properties.verdict.picture import Picture
 
 # The law that names the wrong results.
 ORACLE = "differential"
@@ -25,6 +26,8 @@ _FILE = "night.json"
 _ALIKE = 4
 # Bins of a history; when they are full, each takes twice the time.
 _BINS = 240
+# Lines as they take the least room: file → numbers.
+_Lines = dict[str, list[int]]
 
 
 @dataclass
@@ -249,16 +252,23 @@ class Log:
         path = folder / _FILE
         if not path.exists():
             return None
+        compact = {"tallies": list[tuple[Job, Tally]], "ran": dict[str, _Lines]}
+        kinds = get_type_hints(cls) | {"buckets": list[Any], **compact}
         try:
-            data: dict[str, Any] = json.loads(path.read_text())
-            data["buckets"] = [_bucket_from_json(bucket) for bucket in data["buckets"]]
-            data["tallies"] = {Job(**job): Tally(**tally) for job, tally in data["tallies"]}
-            data["history"] = _history_from_json(**data["history"])
-            data["ran"] = {op: {*_lines_from_json(files)} for op, files in data["ran"].items()}
-            counts = {n: Counter(data[n]) for n in ("excused", "unrepeated", "errors")}
-            return cls(**data | counts)
-        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-            raise ValueError(f"{path}, expected a night that was kept here: {error!r}") from error
+            data = read_fields(json.loads(path.read_text()), kinds, cls, "night")
+            buckets = enumerate(data.get("buckets", ()))
+            data["buckets"] = [_bucket_from_json(one, f"buckets[{n}]") for n, one in buckets]
+            data["tallies"] = dict(data["tallies"])
+            data["ran"] = {
+                op: {*_lines_from_json(files)} for op, files in data.get("ran", {}).items()
+            }
+            log = cls(**data)
+            _expect_number("turns", log.turns)
+            _expect_number("seconds", log.seconds)
+            _expect_number("history.step", log.history.step, 1)
+        except (OSError, ValueError, RecursionError) as error:
+            raise ValueError(f"{path}, expected a night that was kept here: {error}") from error
+        return log
 
 
 def _bucket_to_json(bucket: Bucket) -> dict[str, Any]:
@@ -273,53 +283,31 @@ def _bucket_to_json(bucket: Bucket) -> dict[str, Any]:
     return {**vars(bucket), **kept}
 
 
-def _lines_to_json(lines: Iterable[str]) -> dict[str, list[int]]:
-    """Lines as they take the least room: file → numbers."""
-    files: dict[str, list[int]] = {}
+def _lines_to_json(lines: Iterable[str]) -> _Lines:
+    files: _Lines = {}
     for line in lines:
         file, _, number = line.rpartition(":")
         files.setdefault(file, []).append(int(number))
     return files
 
 
-def _lines_from_json(files: dict[str, list[int]]) -> Iterator[str]:
+def _lines_from_json(files: _Lines) -> Iterator[str]:
     for file, numbers in files.items():
         yield from (f"{file}:{number}" for number in numbers)
 
 
-def _bucket_from_json(data: dict[str, Any]) -> Bucket:
-    return Bucket(
-        smallest=[_failure_from_json(**one) for one in data["smallest"]],
-        linked={Fingerprint(**one) for one in data["linked"]},
-        seen=Counter(data["seen"]),
-        again=tuple(data["again"]),
-        file=data["file"],
-        files=tuple(data["files"]),
-        found=data["found"],
-        lines=None if data["lines"] is None else frozenset(_lines_from_json(data["lines"])),
-        functions=frozenset(data["functions"]),
-        name=data["name"],
-        needs=tuple(data["needs"]),
-        spare=tuple(data["spare"]),
-        steady=data["steady"],
-    )
+def _bucket_from_json(data: Any, name: str) -> Bucket:
+    kinds = get_type_hints(Bucket) | {"lines": _Lines | None}
+    given = read_fields(data, kinds, Bucket, name)
+    if given.get("lines") is not None:
+        given["lines"] = frozenset(_lines_from_json(given["lines"]))
+    if not given["smallest"]:
+        raise ValueError(f"{name}.smallest: [], expected a failure")
+    bucket = Bucket(**given)
+    _expect_number(f"{name}.found", bucket.found)
+    return bucket
 
 
-def _history_from_json(step: float, bins: list[dict[str, dict[str, Any]]]) -> History:
-    return History(step, [{op: Tally(**data) for op, data in counts.items()} for counts in bins])
-
-
-def _failure_from_json(
-    fingerprint: dict[str, str],
-    case: dict[str, Any],
-    also: list[dict[str, str]],
-    picture: dict[str, Any] | None,
-    **rest: Any,
-) -> Failure:
-    return Failure(
-        fingerprint=Fingerprint(**fingerprint),
-        case=Case.from_json(json.dumps(case)),
-        also=tuple(Fingerprint(**one) for one in also),
-        picture=None if picture is None else Picture.read(picture),
-        **rest,
-    )
+def _expect_number(name: str, number: float, least: float = 0) -> None:
+    if not least <= number < inf:
+        raise ValueError(f"{name}: {number!r}, expected a finite number of at least {least}")

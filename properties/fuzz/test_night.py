@@ -1,8 +1,9 @@
 """The parts of a night: buckets, log, corpus, display."""
 
 import io
+import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from time import sleep
@@ -31,6 +32,7 @@ from properties.fuzz.worker import FIRST, Worker
 from properties.jobs import Job, Selection, drawing
 from properties.laws.fingerprint import Fingerprint
 from properties.targets.oracle import Oracle
+from properties.verdict.picture import Picture, Strip
 
 pytestmark = pytest.mark.ops("l2norm")
 
@@ -246,6 +248,25 @@ def test_bugs_that_make_one_result_wrong_are_told_apart_by_what_they_need(
     ]
 
 
+def test_a_law_that_wrong_results_may_obey_tells_nothing_of_what_a_bug_needs() -> None:
+    invariance = replace(JOB, law="request_invariance")
+
+    def ask(law: str, case: Case) -> Answer:
+        fails = law == "differential" or case.layout == "sliced"
+        found = replace(Y, law=law)
+        return Answer(failure=Failure(found, law, case, "what is wrong") if fails else None)
+
+    log = Log("oracle", 1, {JOB: Tally(), invariance: Tally()})
+    whole, worker = night(log), Mock(Worker, ask=ask)
+    for lap, (job, one) in enumerate([(invariance, SLICED), (JOB, case(5))]):
+        turn = Turn(whole, worker, job, lap)
+        turn._judge(one)
+        for bucket in turn.found:
+            turn._find_needs(bucket)
+            turn._link(bucket)
+    assert [bucket.needs for bucket in log.buckets] == [()]
+
+
 def test_functions_are_those_of_a_fresh_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that met the bug before notes none, and its first call imports modules besides."""
     first, later = (
@@ -345,18 +366,52 @@ def test_a_process_that_crashed_before_it_began_has_no_clock() -> None:
         assert Clock.read(text) is None
 
 
-def test_a_log_is_read_as_it_was_written(tmp_path: Path) -> None:
-    bucket = Bucket([failure(Y, also=(DX,))], {DX}, again=("once",), file="there", files=("a",))
+def _kept(folder: Path) -> Log:
+    """A log with something in each field, in a file."""
+    strips = (Strip("head 0", ("01", "44")),)
+    wrong = failure(Y, also=(DX,), picture=Picture("y", "2 tokens", "2 dims", (0.5,), strips, 0))
+    bucket = Bucket([wrong], {DX}, again=("once",), file="there", files=("a",))
     bucket.seen["a job"] += 2
     bucket.ran(frozenset({"rows.py:3", "rows.py:4"}), frozenset({"shift.py:10"}))
     log = Log("ours", 7, {JOB: Tally(3, 1.5, 0.25, 2, 0.5)}, [bucket], turns=4, seconds=9.5)
-    log.unrepeated["ends with SIGKILL"] += 1
+    for counts in (log.unrepeated, log.excused, log.errors):
+        counts["once"] += 1
+    log.history.add(12.0, "l2norm", Tally(2, 1.0))
     log.ran["l2norm"] = {"rows.py:3", "rows.py:14"}
-    log.write(tmp_path)
-    read = Log.read(tmp_path)
+    log.write(folder)
+    return log
+
+
+def test_a_log_is_read_as_it_was_written(tmp_path: Path) -> None:
+    log, read = _kept(tmp_path), Log.read(tmp_path)
     assert read is not None
     assert vars(read.buckets.pop()) == vars(log.buckets.pop())
     assert read == log
+
+
+def _places(value: Any) -> Iterator[tuple[Any, Any]]:
+    """Each list or object in JSON with each key or index of it."""
+    if isinstance(value, dict | list):
+        for key in [*value] if isinstance(value, dict) else range(len(value)):
+            yield value, key
+            # A case has a test of its own.
+            yield from _places(value[key]) if key != "case" else ()
+
+
+@pytest.mark.parametrize("wrong", ["text", 3, [3], {"a": "b"}])
+def test_a_wrong_type_in_a_log_is_named_by_its_field(wrong: object, tmp_path: Path) -> None:
+    _kept(tmp_path)
+    path = tmp_path / "night.json"
+    kept = json.loads(path.read_text())
+    for holder, key in [*_places(kept)]:
+        right = holder[key]
+        if key == "case" or type(right) is type(wrong) or (type(right), wrong) == (float, 3):
+            continue
+        holder[key] = wrong
+        path.write_text(json.dumps(kept))
+        with pytest.raises(ValueError, match=f"expected a night.*[.[]?{key}.*(expected|missing)"):
+            Log.read(tmp_path)
+        holder[key] = right
 
 
 def test_a_file_that_is_no_log_is_rejected(tmp_path: Path) -> None:

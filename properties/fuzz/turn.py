@@ -241,16 +241,32 @@ class Turn:
         with self.night.lock:
             bucket.needs = tuple(needs)
 
-    def _without(self, bucket: Bucket, case: Case, name: str) -> Case | None:
-        """A case without one of its parts; None if it shows a bucket's bug no longer.
+    def _differs_without(self, case: Case, name: str, shown: Sequence[Fingerprint]) -> bool:
+        """Whether a case differs from the oracle as before without a part, if it has that."""
+        if name not in parts(case):
+            return True
+        plainer = self._plainer(case, name)
+        answer = self.asker.ask(ORACLE, plainer) if plainer else None
+        again = answer.failure if answer else None
+        return again is not None and not {*again.fingerprints}.isdisjoint(shown)
 
-        If that cannot be told, it is the case itself.
-        """
+    def _plainer(self, case: Case, name: str) -> Case | None:
+        """A case without one of its parts; None if the target has no such case."""
         try:
             op = scope.declared(self.night.whose, case.op, case.mode)
             plainer = op.settle(parts(case)[name])
             scope.check(self.night.whose, plainer)
         except ValueError:
+            return None
+        return plainer
+
+    def _without(self, bucket: Bucket, case: Case, name: str) -> Case | None:
+        """A case without one of its parts; None if it shows a bucket's bug no longer.
+
+        If that cannot be told, it is the case itself.
+        """
+        plainer = self._plainer(case, name)
+        if plainer is None:
             return case
         answer = self.asker.ask(bucket.first.law, plainer)
         failure = answer.failure
@@ -281,7 +297,10 @@ class Turn:
         if differs is None or differs.fatal:
             return
         shown = differs.fingerprints
+        # A law may hold of wrong results, so that it needs more of a case than the bug does.
+        needs = tuple(n for n in bucket.needs if not self._differs_without(case, n, shown))
         with self.night.lock:
+            bucket.needs = needs
             known = self.log.bucket(*shown, lines=answer.lines, case=bucket.first.case)
             bucket.linked.update(shown)
             if known is not None and known is not bucket:
