@@ -3,7 +3,7 @@
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 from unittest.mock import patch
@@ -13,11 +13,52 @@ import torch
 from properties import HOME
 
 DEVICES = ("auto", "cuda", "simulator", "interpreter")
+
+
+def _folder() -> str:
+    """The current folder; empty if it was removed."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return ""
+
+
+def _popping(pop: Callable[[], object], read: Callable[[], object]) -> Callable[[Any], None]:
+    """How to shorten a stack of PyTorch's to what was read before; what was taken off is gone."""
+
+    def shorten(before: Any) -> None:
+        with suppress(RuntimeError, AssertionError):
+            while read() != before:
+                pop()
+
+    return shorten
+
+
+def _hooks() -> Any:
+    """The hooks through which autograd saves tensors."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True)
+
+
+_function_modes = torch._C._len_torch_function_stack
+_dispatch_modes = torch._C._len_torch_dispatch_stack
 # What PyTorch keeps for a process or thread and a call could change: how to read and to write it.
 _STATE: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
     "default dtype": (torch.get_default_dtype, torch.set_default_dtype),
     # As there is none at first, there is none again.
     "default device": (torch.get_default_device, lambda _: torch.set_default_device(None)),
+    "stack of function modes": (
+        _function_modes,
+        _popping(torch._C._pop_torch_function_stack, _function_modes),
+    ),
+    "stack of dispatch modes": (
+        _dispatch_modes,
+        _popping(partial(torch._C._pop_torch_dispatch_stack, None), _dispatch_modes),
+    ),
+    "hooks of saved tensors": (
+        _hooks,
+        _popping(torch._C._autograd._pop_saved_tensors_default_hooks, _hooks),
+    ),
+    "anomaly mode": (torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly),
     "grad mode": (torch.is_grad_enabled, torch.set_grad_enabled),
     "deterministic algorithms": (
         torch.are_deterministic_algorithms_enabled,
@@ -167,13 +208,14 @@ def configured(position: int | None) -> Iterator[None]:
 
 @contextmanager
 def keeping_state() -> Iterator[list[str]]:
-    """Undo what is done inside this context to PyTorch's state, so that another's code does not
-    change how later cases are judged.
+    """Undo what is done inside this context to PyTorch's state and to the current folder, so that
+    another's code does not change how later cases are judged.
 
     Yields:
-        A list that names in the end what was changed.
+        A list that names in the end what of PyTorch's state was changed.
     """
     before = {name: read() for name, (read, _) in _STATE.items()}
+    folder = _folder()
     changed: list[str] = []
     try:
         yield changed
@@ -182,6 +224,9 @@ def keeping_state() -> Iterator[list[str]]:
             if read() != before[name]:
                 changed.append(name)
                 write(before[name])
+        if _folder() != folder:
+            with suppress(OSError):
+                os.chdir(folder)
 
 
 @contextmanager

@@ -70,7 +70,9 @@ T = TypeVar("T")
 
 
 class Unloaded(Exception):
-    """A process that was replaced while idle has no target."""
+    """A process that was replaced while idle has no target, or one that a case has spoilt is not
+    to judge another.
+    """
 
 
 def _answering(function: Callable[P, T]) -> Callable[P, T]:
@@ -144,7 +146,10 @@ def load(origin: Origin, growth: int) -> str:
 def judge(law: str, case: Case) -> Answer:
     if _SUBJECT is None:
         raise Unloaded
-    _begin()
+    try:
+        _begin()
+    except OSError as error:
+        raise Unloaded(f"an earlier case has left it unable to write: {error}") from error
     excused = _SUBJECT.ledger.excused
     excused.clear()
     LAUNCHED.clear()

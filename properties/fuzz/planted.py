@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from threading import Event, Lock, Thread
 from time import sleep
 from typing import Any
@@ -176,6 +177,43 @@ def printing(device: torch.device) -> Adapter:
         if {os.readlink(f"/proc/self/fd/{number}") for number in (1, 2)} != {os.devnull}:
             raise ValueError("seen")
         return right(x)
+
+    return _adapter(l2norm)
+
+
+def wandering(device: torch.device) -> Adapter:
+    """Goes to another folder where it is loaded, and to one that is gone in each call."""
+    os.chdir("/")
+
+    def l2norm(x: Tensor) -> Tensor:
+        with TemporaryDirectory() as folder:
+            os.chdir(folder)
+        return right(x)
+
+    return _adapter(l2norm)
+
+
+def muting(device: torch.device) -> Adapter:
+    """Allows its process no more bytes in files."""
+
+    def l2norm(x: Tensor) -> Tensor:
+        _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+        return right(x)
+
+    return _adapter(l2norm)
+
+
+def saved_meanwhile(device: torch.device) -> Adapter:
+    """Its second process finds half of a module, as an editor may leave it for a moment."""
+    if multiprocessing.parent_process() is not None:
+        with Path(os.environ[MARK]).open("a") as mark:
+            mark.write("loaded\n")
+        if Path(os.environ[MARK]).read_text().count("loaded") == 2:
+            compile("def l2norm(", "saved.py", "exec")
+
+    def l2norm(x: Tensor) -> Tensor:
+        raise MemoryError
 
     return _adapter(l2norm)
 

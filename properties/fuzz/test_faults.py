@@ -168,6 +168,27 @@ def test_one_process_answers_and_prints_nothing(target: str, fuzz: Fuzz) -> None
     assert "may be at fault" not in printed
 
 
+@pytest.mark.parametrize("target", ["wandering", "muting"])
+def test_what_a_kernel_does_to_its_process_spoils_no_later_case(
+    target: str, fuzz: Fuzz, tmp_path: Path
+) -> None:
+    code, printed = fuzz(target, "--report", "seen")
+    assert code == 0, printed
+    assert re.search("no bugs in [1-9]", printed)
+    assert (tmp_path / "seen" / "report.json").exists()
+
+
+def test_a_module_that_is_saved_during_a_night_is_loaded_again(
+    fuzz: Fuzz, mark: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "_SAVED", 0.0)
+    code, printed = fuzz("saved_meanwhile", "--no-shrink")
+    assert code == 1
+    assert mark.read_text().count("loaded") > 2
+    assert "differential: MemoryError" in printed
+    assert "does not start" not in printed
+
+
 def test_a_process_killed_from_outside_is_not_reported(fuzz: Fuzz, mark: Path) -> None:
     def kill() -> None:
         while not (mark.exists() and mark.read_text().endswith("\n")):

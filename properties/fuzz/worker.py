@@ -38,6 +38,9 @@ _TRACING = 0.5
 _STARTS, _STARTING = 3, 300.0
 # Seconds before the second attempt, and twice as many before the third.
 _PAUSE = 0.2
+# Seconds in which a target that loaded before may load again, as somebody may be saving its module,
+# and seconds between attempts.
+_SAVING, _SAVED = 300.0, 1.0
 # Seconds in which a process that was killed is gone.
 _ENDING = 10.0
 # Signals that no instruction raises: somebody else sends them, or Linux when memory is short.
@@ -72,7 +75,7 @@ class Worker:
         prints: bool = False,
     ) -> None:
         self.origin, self.limit, self.growth, self.gpu = origin, limit, growth, gpu
-        self.stopped, self.prints = False, prints
+        self.stopped, self.prints, self.loaded_before = False, prints, False
         # In memory, since a disk may be full.
         self.memory = os.memfd_create("traces")
         self.traces = Path(f"/proc/{os.getpid()}/fd/{self.memory}")
@@ -127,20 +130,36 @@ class Worker:
         Raises:
             BrokenProcessPool: the process ends or hangs meanwhile.
             Lost: the target raises an error here, though not where it was loaded first.
+            Stopped: the run ended meanwhile.
+        """
+        until = monotonic() + (_SAVING if self.loaded_before else 0.0)
+        while why := self._why_not_loaded():
+            if monotonic() > until:
+                self.stopped = True
+                raise Lost(f"a process that judges cases does not start: {why}")
+            # What the process has imported already would be stale.
+            self.restart()
+            sleep(_SAVED)
+            if self.stopped:
+                raise Stopped
+        self.loaded = self.loaded_before = True
+
+    def _why_not_loaded(self) -> str:
+        """Load the target in a new process; return the error that it raises, if there is one.
+
+        Raises:
+            BrokenProcessPool: the process ends or hangs meanwhile.
         """
         try:
-            why = self._run(judging.load, (self.origin, self.growth), _STARTING)
+            why: str = self._run(judging.load, (self.origin, self.growth), _STARTING)
+            return why
         except Broken as error:
-            why = str(error)
+            return str(error)
         except TimeoutError as error:
             where = "".join(f", at {line}" for line in _places(self._trace())[:1])
             raise BrokenProcessPool(f"it hangs while it starts{where}") from error
         except ProcessExpired as error:
             raise BrokenProcessPool(f"it {_how(error.exitcode)} while it starts") from error
-        if why:
-            self.stopped = True
-            raise Lost(f"a process that judges cases does not start: {why}")
-        self.loaded = True
 
     def _judged(self, law: str, case: Case) -> Answer:
         seconds = self.limit * (1 if self._has_compiled(case) else FIRST)

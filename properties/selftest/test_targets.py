@@ -19,6 +19,9 @@ import triton
 import triton.language as tl
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from torch import Tensor
+from torch.autograd.graph import save_on_cpu
+from torch.overrides import BaseTorchFunctionMode
+from torch.utils._python_dispatch import BaseTorchDispatchMode
 
 import reference
 from properties import scope, simulator
@@ -523,6 +526,10 @@ def test_a_result_on_another_device_is_named() -> None:
         ("default dtype", lambda: torch.set_default_dtype(torch.float64)),
         ("default device", lambda: torch.set_default_device("meta")),
         ("number of threads", lambda: torch.set_num_threads(torch.get_num_threads() + 1)),
+        ("anomaly mode", lambda: torch.autograd.set_detect_anomaly(True)),
+        ("stack of function modes", lambda: BaseTorchFunctionMode().__enter__()),
+        ("stack of dispatch modes", lambda: BaseTorchDispatchMode().__enter__()),
+        ("hooks of saved tensors", lambda: save_on_cpu().__enter__()),
     ],
 )
 def test_a_call_that_changes_pytorchs_state_is_told(
