@@ -370,6 +370,10 @@ def no_values(q: Tensor, k: Tensor) -> Tensor:
     return q
 
 
+def nameless(q: Tensor, /, k: Tensor, v: Tensor) -> Tensor:
+    return q
+
+
 @pytest.mark.parametrize(
     ("ops", "message"),
     [
@@ -383,8 +387,12 @@ def no_values(q: Tensor, k: Tensor) -> Tensor:
         ({"attention": causal_only}, "attention: .*causal_only.*, expected a mapping of modes"),
         *(
             ({"attention": {mode: causal_only}}, "attention: mode .*, expected letters, digits")
-            for mode in ("../a", "it's", "", "a" * 300)
+            for mode in ("../a", "it's", "", "a" * 300, 3)
         ),
+        ([("attention", {})], r"ops: \[\('attention', {}\)\], expected a mapping of ops"),
+        ({"attention": {"a": 3}}, r"attention \(a\): function 3, expected a function"),
+        ({"attention": {"a": torch.sin}}, r"attention \(a\): no signature found"),
+        ({"attention": {"a": nameless}}, r"\(a\): parameter 'q' is positional only"),
         *(
             ({"attention": {"a": Implementation(causal_only, **field)}}, rf"\(a\): {told}")
             for field, told in (
@@ -394,6 +402,9 @@ def no_values(q: Tensor, k: Tensor) -> Tensor:
                 ({"output_dtypes": {"o": "float64"}}, "output dtype 'float64', expected one of"),
                 ({"constants": ("dq",)}, "constant 'dq', expected one of q, k, v"),
                 ({"unstated": ("rejection",)}, r"unstated \('rejection',\), expected a Mapping"),
+                ({"unstated": {"rejection": None}}, "None, expected a text"),
+                ({"conventions": (3,)}, "3, expected a text"),
+                ({"bounds": {"even": "D % 2"}}, "even 'D % 2', expected a function"),
                 ({"tokens": -1}, "tokens -1, expected 0 or more"),
             )
         ),
@@ -491,6 +502,17 @@ def test_configs_are_drawn_where_no_gpu_times_them(
 
     draw()
     assert found == ({None, *range(1, 8)} if emulated else {None})
+
+
+@pytest.mark.parametrize(
+    "bound",
+    [lambda case: None, lambda case: replace(case, dims={}), lambda c: replace(c, op="gla")],
+)
+def test_a_bound_that_makes_no_case_of_the_op_is_named(bound: Any) -> None:
+    one = Implementation(causal_only, bounds={"even heads": bound})
+    op = scope.declared(Adapter({"attention": {"some": one}}), "attention", "some")
+    with pytest.raises(TypeError, match=r"bound 'even heads': .*, expected a case of"):
+        op.settle(Case.of("attention", "some", {"B": 1, "H": 1, "K": 1}, (1,)))
 
 
 def test_a_bound_leaves_out_what_is_empty() -> None:

@@ -91,7 +91,19 @@ class Implementation:
             value = getattr(self, field_)
             if not isinstance(value, kind):
                 raise ValueError(f"{where}: {field_} {value!r}, expected a {kind.__name__}")
-        for name, parameter in self._parameters().items():
+        for text in (*self.conventions, *self.bounds, *self.unstated.values()):
+            if not isinstance(text, str):
+                raise ValueError(f"{where}: {text!r}, expected a text")
+        for name, function in {"function": self.function, **self.bounds}.items():
+            if not callable(function):
+                raise ValueError(f"{where}: {name} {function!r}, expected a function")
+        try:
+            parameters = self._parameters()
+        except ValueError as error:
+            raise ValueError(f"{where}: {error}") from error
+        for name, parameter in parameters.items():
+            if parameter.kind is parameter.POSITIONAL_ONLY:
+                raise ValueError(f"{where}: parameter {name!r} is positional only, expected a name")
             if name not in op.names and parameter.kind is not parameter.VAR_KEYWORD:
                 raise ValueError(f"{where}: parameter {name!r}, expected {_listed(op.names)}")
         for argument in op.arguments:
@@ -159,13 +171,22 @@ class Implementation:
 
     def _bounded(self, op: Op, case: Case) -> Case:
         case = self._with_own_options(op.settle(case))
-        for bound in self.bounds.values():
-            case = self._with_own_options(op.settle(bound(case)))
+        for name, bound in self.bounds.items():
+            bounded = bound(case)
+            if not (isinstance(bounded, Case) and _shape(bounded) == _shape(case)):
+                what = "expected a case of the same op, mode and dims"
+                raise TypeError(f"bound {name!r}: {bounded!r} of {case.line()}, {what}")
+            case = self._with_own_options(op.settle(bounded))
         return case
 
     def _with_own_options(self, case: Case) -> Case:
         # The op may set an option that the implementation lacks.
         return replace(case, options={n: v for n, v in case.options.items() if self.has(n)})
+
+
+def _shape(case: Case) -> tuple[str, str, Collection[str]]:
+    """What no bound may change."""
+    return case.op, case.mode, case.dims.keys()
 
 
 def without(function: Callable[..., Any], names: Collection[str]) -> Callable[..., Any]:
@@ -202,6 +223,10 @@ class Adapter(Target):
     ) -> None:
         self.bitwise, self.triton = bitwise, triton
         self.remarks = remarks
+        if isinstance(remarks, str) or not all(isinstance(one, str) for one in remarks):
+            raise ValueError(f"remarks: {remarks!r}, expected a tuple of texts")
+        if not isinstance(ops, Mapping):
+            raise ValueError(f"ops: {ops!r}, expected a mapping of ops")
         self.ops: dict[str, dict[str, Implementation]] = {}
         for name, modes in ops.items():
             if name not in OPS:
@@ -214,7 +239,7 @@ class Adapter(Target):
             }
             for mode, one in self.ops[name].items():
                 # It is a part of the names of tests and files.
-                if not re.fullmatch(r"[\w-]{1,60}", str(mode)):
+                if not (isinstance(mode, str) and re.fullmatch(r"[\w-]{1,60}", mode)):
                     what = "expected letters, digits, _ and -, 60 at most"
                     raise ValueError(f"{name}: mode {mode!r}, {what}")
                 one.check(OPS[name], f"{name} ({mode})")
