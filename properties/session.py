@@ -3,6 +3,7 @@
 import gc
 import os
 import sys
+import uuid
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 _CHANGED = pytest.StashKey["Changed | None"]()
 # How many times its share of examples each job draws: more than 1 if few jobs are selected.
 TIMES_ITS_SHARE = pytest.StashKey[float]()
+# The name of this run, the same in all its workers.
+RUN = os.environ.get("PYTEST_XDIST_TESTRUNUID") or uuid.uuid4().hex
 
 # Before Hypothesis' plugin is configured, which loads the profile that the command line names.
 profiles.register()

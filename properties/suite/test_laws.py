@@ -7,13 +7,13 @@ import warnings
 from collections import deque
 
 import pytest
-from hypothesis import settings
+from hypothesis import seed, settings
 
 from properties.cases.case import Case
 from properties.device import activate
 from properties.jobs import Job, Selection, examples, hypothesis_test, raised
 from properties.laws import Subject, Violation
-from properties.session import TIMES_ITS_SHARE
+from properties.session import RUN, TIMES_ITS_SHARE
 from properties.targets import load
 
 
@@ -33,8 +33,11 @@ def test_law_holds(job: Job, subject: Subject, pytestconfig: pytest.Config) -> N
     share = pytestconfig.stash[TIMES_ITS_SHARE]
     most = examples(job, subject.target, settings().max_examples, share)
     tried: deque[Case] = deque(maxlen=1)
+    test = hypothesis_test(job, subject, announce=tried.append)
+    if not settings().derandomize and pytestconfig.getoption("--hypothesis-seed") is None:
+        test = seed(f"{RUN} {job.seed_key}")(test)
     try:
-        settings(max_examples=most)(hypothesis_test(job, subject, announce=tried.append))()
+        settings(max_examples=most)(test)()
     except Violation as violation:
         raise _report(violation) from violation.__cause__
     except ExceptionGroup as several:

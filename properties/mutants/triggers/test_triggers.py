@@ -116,7 +116,9 @@ def test_zeros_obey_the_laws_and_calls_of_each_op_can_be_described(
 ) -> None:
     op = OPS[name]
     calls = []
-    for law in (law for law in op.laws if law != "rejection"):
+    # Ops take turns with laws.
+    place = list(OPS).index(name) % 3
+    for law in {"differential", *op.laws[place::3]} - {"rejection"}:
         job = Job(name, op.modes[0].name, law, "float32")
         calls += [call for one in record(job, subject, 2) for call in one.calls]
     held = {atom.text for atom in atoms(op, ours) for call in calls if atom.holds(call)}
