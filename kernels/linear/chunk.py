@@ -36,7 +36,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.linear.tiles import blocks, keys_of_delta, tile_of
-from kernels.primitives.chunks import Chunks, cut, locate_chunk, locate_sequence
+from kernels.primitives.chunks import Chunks, cut, locate_chunk, locate_sequence, locate_tile
 from kernels.primitives.decay import (
     chunk_span,
     chunk_span_transposed,
@@ -164,14 +164,11 @@ def _pass_states(
     `written = u - w S` is what goes into the state, e being w. In reverse `written` is the gradient
     of that, of which the part from within the chunk is there already, and e is k.
     """
-    value_tiles = tl.cdiv(value_dim, BV)
-    key_tiles = tl.cdiv(key_dim, PARTS * BK)
-    program = tl.program_id(0)
-    values = (program % value_tiles) * BV + tl.arange(0, BV)
+    key_tiles, value_tiles = tl.cdiv(key_dim, PARTS * BK), tl.cdiv(value_dim, BV)
+    key_tile, value_tile, head, sequence = locate_tile(heads, key_tiles, value_tiles)
+    values = value_tile * BV + tl.arange(0, BV)
     keys = tl.arange(0, BK)
-    first_key = (program // value_tiles % key_tiles) * PARTS * BK
-    head = program // (value_tiles * key_tiles) % heads
-    sequence = program // (value_tiles * key_tiles * heads)
+    first_key = key_tile * PARTS * BK
     first, length, first_chunk = locate_sequence(sequence, cu_seqlens_ptr, tokens, C, PACKED)
     rows = tl.arange(0, C)
     x_ptr += (first * heads + head) * key_dim + first_key

@@ -26,7 +26,7 @@ from torch import Tensor
 from kernels.arguments import count_sequences
 from kernels.linear import chunk
 from kernels.linear.tiles import blocks, tile_of
-from kernels.primitives.chunks import locate_sequence
+from kernels.primitives.chunks import locate_sequence, locate_tile
 from kernels.primitives.decay import decay_of_chunk, head_decay, load_head_gates, pair_decay
 from kernels.primitives.layout import contiguous
 from kernels.primitives.parts import add_parts, empty_parts
@@ -50,14 +50,10 @@ def _walk(
     With more than one tile of keys, `out` holds one part per tile, to be summed. TRANSPOSED states
     lie in memory as `[V, K]`. Gates decay a walk forwards.
     """
-    value_tiles = tl.cdiv(value_dim, BV)
-    key_tiles = tl.cdiv(key_dim, BK)
-    program = tl.program_id(0)
-    values = (program % value_tiles) * BV + tl.arange(0, BV)
-    key_tile = program // value_tiles % key_tiles
+    key_tiles, value_tiles = tl.cdiv(key_dim, BK), tl.cdiv(value_dim, BV)
+    key_tile, value_tile, head, sequence = locate_tile(heads, key_tiles, value_tiles)
     keys = key_tile * BK + tl.arange(0, BK)
-    head = program // (value_tiles * key_tiles) % heads
-    sequence = program // (value_tiles * key_tiles * heads)
+    values = value_tile * BV + tl.arange(0, BV)
     first, length, _ = locate_sequence(sequence, cu_seqlens_ptr, tokens, C, PACKED)
     rows = tl.arange(0, C)
     q_ptr += (first * heads + head) * key_dim

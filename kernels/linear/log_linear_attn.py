@@ -35,7 +35,7 @@ from kernels import tiles
 from kernels.arguments import count_sequences
 from kernels.differentiable import differentiable
 from kernels.linear import log_linear_chunk
-from kernels.linear.log_linear_chunk import check_levels, count_bits
+from kernels.linear.log_linear_chunk import check_levels, count_bits, trailing_zeros
 from kernels.primitives.chunks import cut, locate_sequence
 from kernels.primitives.decay import decay_by
 from kernels.primitives.groups import keys_gradient_dtype, of_each_group, of_each_head
@@ -44,15 +44,6 @@ from kernels.primitives.parts import add_parts, empty_parts
 from kernels.primitives.rows import load_number, load_row
 from kernels.recurrence import StatelessOptions, own_modes
 from kernels.tiles import Tile, cdiv, next_power_of_2
-
-
-@triton.jit
-def _zeros(e, bits):
-    """How many zeros e ends with, at most `bits`."""
-    count = 0
-    for bit in range(bits):
-        count += tl.where(e % (2 << bit) == 0, 1, 0)
-    return count
 
 
 @triton.jit(do_not_specialize=["tokens", "heads", "levels", "bits"])
@@ -98,7 +89,7 @@ def _forward(
                 o += level_scale * tl.sum(S * q[:, None], 0)
                 B += tl.where((t + 1) % (2 << bit) == 0, S, 0.0)
         tl.store(o_ptr + row * value_dim + values, o * scale, mask=in_v)
-        slot = _zeros(t + 1, bits)
+        slot = trailing_zeros(t + 1, bits)
         if t + 1 < length:
             tl.store(nodes_ptr + slot.to(tl.int64) * SIZE + tile, B)
         left = tl.where(numbers == slot, 1.0, left)
@@ -179,7 +170,7 @@ def _backward(
         tl.store(dlevel_scales_ptr + own * levels + numbers, dlevel_scales, mask=numbers < levels)
         if t + 1 < length:
             tl.store(nodes_ptr + _place(t + 1, kept, stride, SEGMENT, SIZE) + tile, B)
-        left = tl.where(numbers == _zeros(t + 1, bits), 1.0, left)
+        left = tl.where(numbers == trailing_zeros(t + 1, bits), 1.0, left)
         # A cell may be read by another thread than the one that wrote it.
         tl.debug_barrier()
 
@@ -203,19 +194,19 @@ def _backward(
                     B += S
             if (t + 1) % SEGMENT != 0:
                 tl.store(nodes_ptr + ((t + 1) % SEGMENT) * SIZE + tile, B)
-            left = tl.where(numbers == _zeros(t + 1, SEGMENT_BITS), 1.0, left)
+            left = tl.where(numbers == trailing_zeros(t + 1, SEGMENT_BITS), 1.0, left)
             tl.debug_barrier()
 
         for from_last in range(stop - start):
             e = stop - from_last
-            zeros = _zeros(e, bits)
+            zeros = trailing_zeros(e, bits)
             # The life of e, and that of the node it becomes a part of, if it lives so long.
             end = tl.minimum(e + (e & -e), length)
             up = e + (e & -e)
             D = tl.zeros((BK, BV), dtype=tl.float32)
             total = 0.0
             if up < length:
-                D = tl.load(slots_ptr + _zeros(up, bits).to(tl.int64) * SIZE + tile)
+                D = tl.load(slots_ptr + trailing_zeros(up, bits).to(tl.int64) * SIZE + tile)
                 if USE_G:
                     decay = 1.0
                     for i in range(e, end):

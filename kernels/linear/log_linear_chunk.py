@@ -34,7 +34,13 @@ from torch import Tensor
 from kernels import tiles
 from kernels.arguments import check_boundaries
 from kernels.linear.tiles import blocks, tile_of
-from kernels.primitives.chunks import Chunks, cut, locate_chunk, locate_sequence
+from kernels.primitives.chunks import (
+    Chunks,
+    cut,
+    locate_chunk,
+    locate_sequence,
+    locate_tile,
+)
 from kernels.primitives.decay import (
     chunk_span_transposed,
     decay_of_chunk,
@@ -74,6 +80,15 @@ def check_levels(level_scales: Tensor, cu_seqlens: Tensor | None) -> int:
             f"level_scales: L={levels}, expected at least {needed} levels for T={longest}"
         )
     return longest
+
+
+@triton.jit
+def trailing_zeros(e, bits):
+    """How many zeros the binary number e ends with, at most `bits`."""
+    count = 0
+    for bit in range(bits):
+        count += tl.where(e % (2 << bit) == 0, 1, 0)
+    return count
 
 
 @triton.jit
@@ -120,13 +135,10 @@ def _pass_nodes(
     """
     DTYPE: tl.constexpr = k_ptr.dtype.element_ty
     value_tiles = tl.cdiv(value_dim, BV)
-    key_tiles = tl.cdiv(key_dim, BK)
-    program = tl.program_id(0)
-    tile = program % (value_tiles * key_tiles)
-    values = (tile % value_tiles) * BV + tl.arange(0, BV)
-    keys = tile // value_tiles * BK + tl.arange(0, BK)
-    head = program // (value_tiles * key_tiles) % heads
-    sequence = program // (value_tiles * key_tiles * heads)
+    key_tile, value_tile, head, sequence = locate_tile(heads, tl.cdiv(key_dim, BK), value_tiles)
+    keys = key_tile * BK + tl.arange(0, BK)
+    values = value_tile * BV + tl.arange(0, BV)
+    tile = key_tile * value_tiles + value_tile
     first, length, first_chunk = locate_sequence(sequence, cu_seqlens_ptr, tokens, C, PACKED)
     rows = tl.arange(0, C)
     slots = tl.arange(0, SLOTS)
@@ -262,13 +274,10 @@ def _pass_gradients(
     """
     DTYPE: tl.constexpr = q_ptr.dtype.element_ty
     value_tiles = tl.cdiv(value_dim, BV)
-    key_tiles = tl.cdiv(key_dim, BK)
-    program = tl.program_id(0)
-    tile = program % (value_tiles * key_tiles)
-    values = (tile % value_tiles) * BV + tl.arange(0, BV)
-    keys = tile // value_tiles * BK + tl.arange(0, BK)
-    head = program // (value_tiles * key_tiles) % heads
-    sequence = program // (value_tiles * key_tiles * heads)
+    key_tile, value_tile, head, sequence = locate_tile(heads, tl.cdiv(key_dim, BK), value_tiles)
+    keys = key_tile * BK + tl.arange(0, BK)
+    values = value_tile * BV + tl.arange(0, BV)
+    tile = key_tile * value_tiles + value_tile
     first, length, first_chunk = locate_sequence(sequence, cu_seqlens_ptr, tokens, C, PACKED)
     rows = tl.arange(0, C)
     q_ptr += (first * heads + head) * key_dim
@@ -286,9 +295,7 @@ def _pass_gradients(
     chunks = tl.cdiv(length, C)
     for from_last in range(chunks):
         e = chunks - from_last
-        bit = 0
-        for lower in range(bits):
-            bit += tl.where(e % (2 << lower) == 0, 1, 0)
+        bit = trailing_zeros(e, bits)
         # The life of e, and the node it becomes a part of, if that is read or becomes a part.
         up = e + (e & -e)
         end = tl.minimum(up, chunks)

@@ -52,6 +52,21 @@ def locate_sequence(sequence, cu_seqlens_ptr, tokens, C: tl.constexpr, PACKED: t
 
 
 @triton.jit
+def locate_tile(heads, key_tiles, value_tiles):
+    """Which tile of the state of which head of which sequence a program holds.
+
+    Returns:
+        The numbers of the tile along keys and along values, the head and the sequence.
+    """
+    program = tl.program_id(0)
+    value_tile = program % value_tiles
+    key_tile = program // value_tiles % key_tiles
+    head = program // (value_tiles * key_tiles) % heads
+    sequence = program // (value_tiles * key_tiles * heads)
+    return key_tile, value_tile, head, sequence
+
+
+@triton.jit
 def locate_chunk(chunk, cu_seqlens_ptr, sequences, tokens, C: tl.constexpr, PACKED: tl.constexpr):
     """Where a chunk is: its first row in the flattened `[B·T]` axis (int64), how many rows are left
     in its sequence from there, its sequence (int64), and how many of its tokens come before.
