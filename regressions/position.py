@@ -268,8 +268,8 @@ BUGS = {
         ),
         planted=Edit(
             "kernels.position.rotary",
-            "        _rotary_(*inputs)\n        return x\n",
-            "        _rotary_(*inputs)\n",
+            "        _rotary_(*rotation)\n        return x\n",
+            "        _rotary_(*rotation)\n",
         ),
     ),
     "turned_and_then_refused": KnownBug(
@@ -299,8 +299,8 @@ BUGS = {
         pinned=PARTLY_ROTATED,
         planted=Edit(
             "kernels.position.rotary",
-            "tokens, heads, head_dim, pairs, vectors, offset,",
-            "tokens, heads, head_dim, head_dim // 2, vectors, offset,",
+            "tokens, heads, head_dim, pairs, vectors, rotation.offset,",
+            "tokens, heads, head_dim, head_dim // 2, vectors, rotation.offset,",
         ),
     ),
     "yarn_mscale_ignored": KnownBug(

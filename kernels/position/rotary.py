@@ -2,7 +2,7 @@
 a token or several, copied or in place.
 """
 
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple
 
 import torch
 import triton
@@ -12,12 +12,11 @@ from torch import Tensor
 
 from kernels import arguments, tiles
 from kernels.arguments import describe
+from kernels.differentiable import schema_of
 from kernels.modes import check_mode
 from kernels.tiles import cdiv, next_power_of_2
 
 _INDICES = (torch.int32, torch.int64)
-Inputs: TypeAlias = tuple[Any, ...]
-"""Arguments of the custom ops, x first."""
 
 
 @triton.jit(do_not_specialize=["tokens_per_sequence", "heads", "num_vectors", "offset"])
@@ -93,34 +92,53 @@ def _rotate(
             tl.store(y_ptr + still * y_stride_d, kept, mask=rest)
 
 
-def _table_rows(
-    x: Tensor, length: int, offset: int, offsets: Tensor | None, cu_seqlens: Tensor | None,
-    positions: Tensor | None, axes: Tensor | None,
-) -> Tensor | None:  # fmt: skip
-    """The table rows of every token, `[B, T]` or `[A, B, T]`; None where they are `offset + t`.
+class Rotation(NamedTuple):
+    """The arguments of the custom ops, checked but for numbers in tensors.
 
-    Raises:
-        ValueError: a row outside `[0, length)`, an axis outside `[0, A)`.
+    Args:
+        offset, offsets: the position of the first token, of all sequences or `[N]` of each.
+        positions: those of the tokens, `[B, T]`, or `[A, B, T]` with `axes [P]`.
+        tile: index into the tile table.
     """
-    batch, tokens = x.shape[:2]
-    if cu_seqlens is not None:
-        arguments.check_boundaries("cu_seqlens", cu_seqlens, tokens)
-    if positions is not None:
-        rows = positions
-        if axes is not None:
-            _check_within("axes", axes, len(positions), "axes of position_ids")
-    elif cu_seqlens is not None:
-        row_of_token_0 = (offset if offsets is None else offsets) - cu_seqlens[:-1]
-        rows = torch.arange(tokens, device=x.device) + row_of_token_0.repeat_interleave(
-            cu_seqlens.diff(), output_size=tokens
-        )
-    elif offsets is not None:
-        rows = offsets[:, None] + torch.arange(tokens, device=offsets.device)
-    else:
-        return None
-    name = "seqlen_offsets" if positions is None else "position_ids"
-    _check_within(name, rows, length, "rows of cos")
-    return rows.view(batch, tokens) if positions is None else rows
+
+    x: Tensor
+    cos: Tensor
+    sin: Tensor
+    offset: int
+    offsets: Tensor | None
+    cu_seqlens: Tensor | None
+    positions: Tensor | None
+    axes: Tensor | None
+    interleaved: bool
+    conjugate: bool
+    tile: int
+
+    def table_rows(self) -> Tensor | None:
+        """The table rows of every token, `[B, T]` or `[A, B, T]`; None where they are `offset + t`.
+
+        Raises:
+            ValueError: a row outside `[0, R)`, an axis outside `[0, A)`.
+        """
+        batch, tokens = self.x.shape[:2]
+        cu_seqlens, offsets, device = self.cu_seqlens, self.offsets, self.x.device
+        if cu_seqlens is not None:
+            arguments.check_boundaries("cu_seqlens", cu_seqlens, tokens)
+        if self.positions is not None:
+            rows = self.positions
+            if self.axes is not None:
+                _check_within("axes", self.axes, len(rows), "axes of position_ids")
+        elif cu_seqlens is not None:
+            row_of_token_0 = (self.offset if offsets is None else offsets) - cu_seqlens[:-1]
+            rows = torch.arange(tokens, device=device) + row_of_token_0.repeat_interleave(
+                cu_seqlens.diff(), output_size=tokens
+            )
+        elif offsets is not None:
+            rows = offsets[:, None] + torch.arange(tokens, device=offsets.device)
+        else:
+            return None
+        name = "seqlen_offsets" if self.positions is None else "position_ids"
+        _check_within(name, rows, len(self.cos), "rows of cos")
+        return rows.view(batch, tokens) if self.positions is None else rows
 
 
 def _check_within(name: str, numbers: Tensor, count: int, of: str) -> None:
@@ -131,74 +149,69 @@ def _check_within(name: str, numbers: Tensor, count: int, of: str) -> None:
             raise ValueError(f"{name}: from {low} to {high}, expected 0 to {count - 1}, the {of}")
 
 
-def _launch(
-    x: Tensor, y: Tensor, cos: Tensor, sin: Tensor, offset: int, offsets: Tensor | None,
-    cu_seqlens: Tensor | None, positions: Tensor | None, axes: Tensor | None, interleaved: bool,
-    conjugate: bool, tile: int,
-) -> None:  # fmt: skip
+def _launch(rotation: Rotation, y: Tensor) -> None:
+    """Write the turned x to y, which may be x itself."""
+    x, cos, sin, axes = rotation.x, rotation.cos, rotation.sin, rotation.axes
     batch, tokens, heads, head_dim = x.shape
-    length, pairs = cos.shape
-    rows = _table_rows(x, length, offset, offsets, cu_seqlens, positions, axes)
+    pairs = cos.shape[1]
+    rows = rotation.table_rows()
     steps = (0, 0, 0) if rows is None else rows.stride()
-    shape = tiles.TABLE["rotary_embedding", "fused"][tile]
+    shape = tiles.TABLE["rotary_embedding", "fused"][rotation.tile]
     vectors = batch * tokens * heads
     with torch.cuda.device_of(x):
         _rotate[(cdiv(vectors, shape.tokens),)](
             x, y, cos, sin, rows, axes,
-            tokens, heads, head_dim, pairs, vectors, offset,
+            tokens, heads, head_dim, pairs, vectors, rotation.offset,
             *x.stride(), *y.stride(), *cos.stride(), *sin.stride(),
             *(0,) * (3 - len(steps)), *steps, 0 if axes is None else axes.stride(0),
-            INTERLEAVED=interleaved, CONJUGATE=conjugate,
+            INTERLEAVED=rotation.interleaved, CONJUGATE=rotation.conjugate,
             HAS_ROWS=rows is not None, HAS_AXES=axes is not None, IN_PLACE=y is x,
             VECTORS=shape.tokens, PAIRS=max(16, next_power_of_2(pairs)),
             num_warps=shape.num_warps, num_stages=shape.num_stages,
         )  # fmt: skip
 
 
-@torch.library.custom_op("attention_oracles::rotary_embedding", mutates_args=())
-def _rotary(
-    x: Tensor, cos: Tensor, sin: Tensor, offset: int, offsets: Tensor | None,
-    cu_seqlens: Tensor | None, positions: Tensor | None, axes: Tensor | None, interleaved: bool,
-    conjugate: bool, tile: int,
-) -> Tensor:  # fmt: skip
-    y = x.new_empty(x.shape)
-    where = offset, offsets, cu_seqlens, positions, axes
-    _launch(x, y, cos, sin, *where, interleaved, conjugate, tile)
+def _rotated(*inputs: Any) -> Tensor:
+    y = inputs[0].new_empty(inputs[0].shape)
+    _launch(Rotation(*inputs), y)
     return y
 
 
-@_rotary.register_fake
-def _(x, *others):
-    return x.new_empty(x.shape)
+def _rotated_in_place(*inputs: Any) -> None:
+    _launch(Rotation(*inputs), inputs[0])
 
 
-@torch.library.custom_op("attention_oracles::rotary_embedding_", mutates_args={"x"})
-def _rotary_(
-    x: Tensor, cos: Tensor, sin: Tensor, offset: int, offsets: Tensor | None,
-    cu_seqlens: Tensor | None, positions: Tensor | None, axes: Tensor | None, interleaved: bool,
-    conjugate: bool, tile: int,
-) -> None:  # fmt: skip
-    where = offset, offsets, cu_seqlens, positions, axes
-    _launch(x, x, cos, sin, *where, interleaved, conjugate, tile)
+_ARGUMENTS = ", ".join(f"{kind} {name}" for name, kind in schema_of(Rotation).items())
+_rotary = torch.library.custom_op(
+    "attention_oracles::rotary_embedding",
+    _rotated,
+    mutates_args=(),
+    schema=f"({_ARGUMENTS}) -> Tensor",
+)
+_rotary_ = torch.library.custom_op(
+    "attention_oracles::rotary_embedding_",
+    _rotated_in_place,
+    mutates_args={"x"},
+    schema=f"({_ARGUMENTS.replace('Tensor', 'Tensor(a0!)', 1)}) -> ()",
+)
+_rotary.register_fake(lambda x, *others: x.new_empty(x.shape))
+_rotary_.register_fake(lambda *inputs: None)
 
 
-@_rotary_.register_fake
-def _(x, *others):
-    return None
+_SAVED = ("cos", "sin", "offsets", "cu_seqlens", "positions", "axes")
 
 
 def _save(ctx, inputs) -> None:
-    _, cos, sin, offset, offsets, cu_seqlens, positions, axes, interleaved, conjugate, tile = inputs
-    ctx.save_for_backward(cos, sin, offsets, cu_seqlens, positions, axes)
-    ctx.options = offset, interleaved, conjugate, tile
+    rotation = Rotation(*inputs)
+    ctx.save_for_backward(*(getattr(rotation, name) for name in _SAVED))
+    ctx.rotation = rotation._replace(x=None, **dict.fromkeys(_SAVED))
 
 
 def _turn_back(ctx, dy: Tensor):
     """A rotation's transpose is its inverse: the same kernel with the sine negated."""
-    cos, sin, *where = ctx.saved_tensors
-    offset, interleaved, conjugate, tile = ctx.options
-    dx = _rotary(dy, cos, sin, offset, *where, interleaved, not conjugate, tile)
-    return dx, *(None,) * 10
+    saved = dict(zip(_SAVED, ctx.saved_tensors, strict=True))
+    back = ctx.rotation._replace(x=dy, **saved, conjugate=not ctx.rotation.conjugate)
+    return _rotary(*back), *(None for _ in back[1:])
 
 
 _rotary.register_autograd(_turn_back, setup_context=lambda ctx, inputs, output: _save(ctx, inputs))
@@ -212,9 +225,9 @@ class _InPlace(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, *inputs):
-        x, cos, _, *where = inputs
+        x = inputs[0]
         # What the launch would refuse, before x has a new gradient.
-        _table_rows(x, len(cos), *where[:5])
+        Rotation(*inputs).table_rows()
         _save(ctx, inputs)
         ctx.mark_dirty(x)
         return x
@@ -269,7 +282,7 @@ def rotary_embedding(
 
     Source: RoFormer, arXiv 2104.09864; halves as in GPT-NeoX, arXiv 2204.06745.
     """
-    inputs = check_rotary(
+    rotation = check_rotary(
         x,
         cos,
         sin,
@@ -282,7 +295,7 @@ def rotary_embedding(
         mode=mode,
         tile=tile,
     )
-    return turn(inputs, inplace)
+    return turn(rotation, inplace)
 
 
 def check_places(
@@ -325,10 +338,8 @@ def check_rotary(
     x: Tensor, cos: Tensor, sin: Tensor, position_ids: Tensor | None, *, interleaved: bool,
     seqlen_offsets: int | Tensor, cu_seqlens: Tensor | None, inplace: bool,
     conjugate: bool = False, mode: str = "auto", tile: int | None = None,
-) -> Inputs:  # fmt: skip
-    """Check the arguments of `rotary_embedding`, all but numbers in tensors, and return those of
-    the custom ops.
-    """
+) -> Rotation:  # fmt: skip
+    """Check the arguments of `rotary_embedding`, all but numbers in tensors."""
     sizes = arguments.bind_dims(
         x=(x, "B T H D"), cos=(cos, "R P"), sin=(sin, "R P"), position_ids=(position_ids, "B T")
     )
@@ -392,15 +403,15 @@ def multiaxis_rotary(
             raise TypeError(f"{name}: None, expected a tensor of integers")
         arguments.check_dtype(name, indices, *_INDICES)
     where = 0, None, None, position_ids, axes
-    inputs = _checked(x, cos, sin, where, interleaved, conjugate, inplace, mode, tile)
-    return turn(inputs, inplace)
+    rotation = _checked(x, cos, sin, where, interleaved, conjugate, inplace, mode, tile)
+    return turn(rotation, inplace)
 
 
 def _checked(
     x: Tensor, cos: Tensor, sin: Tensor,
     where: tuple[int, Tensor | None, Tensor | None, Tensor | None, Tensor | None],
     interleaved: bool, conjugate: bool, inplace: bool, mode: str, tile: int | None,
-) -> Inputs:  # fmt: skip
+) -> Rotation:  # fmt: skip
     """Check what both ops share."""
     arguments.check_flags(interleaved=interleaved, conjugate=conjugate, inplace=inplace)
     dtype = arguments.check_one_dtype(x=x)
@@ -418,7 +429,7 @@ def _checked(
     tile = tiles.choose(
         "rotary_embedding", "fused", dim=head_dim, dtype=dtype, device=x.device, tile=tile
     )
-    inputs = (x, cos, sin, *where, bool(interleaved), bool(conjugate), tile)
+    rotation = Rotation(x, cos, sin, *where, bool(interleaved), bool(conjugate), tile)
     # PyTorch gives an empty tensor strides of 0 now and then.
     if inplace and batch * tokens > 0 and arguments.may_overlap(x):
         raise ValueError(f"inplace: x has strides {x.stride()}, expected elements of their own")
@@ -429,25 +440,25 @@ def _checked(
                 "inplace: x is a leaf that requires grad, or a view of one, expected the result "
                 "of an operation"
             )
-    return inputs
+    return rotation
 
 
 def _trains(x: Tensor) -> bool:
     return torch.is_grad_enabled() and x.requires_grad
 
 
-def turn(inputs: Inputs, inplace: bool) -> Tensor:
+def turn(rotation: Rotation, inplace: bool) -> Tensor:
     """Launch what `check_rotary` has checked."""
-    x = inputs[0]
+    x = rotation.x
     if not inplace:
-        return _rotary(*inputs)
+        return _rotary(*rotation)
     if not _trains(x):
-        _rotary_(*inputs)
+        _rotary_(*rotation)
         return x
     if torch.compiler.is_compiling():
         # Dynamo traced mark_dirty only lately; a compiler removes the copy where it can.
-        return x.copy_(_rotary(*inputs))
-    _InPlace.apply(*inputs)
+        return x.copy_(_rotary(*rotation))
+    _InPlace.apply(*rotation)
     with torch.no_grad():
-        _rotary_(*inputs)
+        _rotary_(*rotation)
     return x
