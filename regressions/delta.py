@@ -65,8 +65,8 @@ BUGS = {
         pinned=pin("dplr", "chunk", {"B": 1, "H": 2, "K": 5, "V": 3}, (5,), given=("gk",)),
         planted=Edit(
             "kernels.linear.chunk",
-            "load_gates(g_ptr, rows, keys, stride, left, key_dim)",
-            "load_gates(g_ptr, rows, keys, key_dim, left, key_dim)",
+            "load_gates(g_ptr, rows, keys, stride, left, key_dim)\n        q",
+            "load_gates(g_ptr, rows, keys, key_dim, left, key_dim)\n        q",
         ),
     ),
     "gates_past_the_key_dim": KnownBug(

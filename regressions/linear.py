@@ -487,8 +487,8 @@ BUGS = {
         pinned=pin("gla", "chunk", {"B": 1, "H": 2, "K": 5, "V": 3}, (5,), given=("g",)),
         planted=Edit(
             "kernels.linear.chunk",
-            "load_gates(g_ptr + key_rows, rows, keys, heads * key_dim",
-            "load_gates(g_ptr + key_rows, rows, keys, key_dim",
+            "load_gates(g_ptr, rows, keys, stride, left, key_dim)\n    dg",
+            "load_gates(g_ptr, rows, keys, key_dim, left, key_dim)\n    dg",
         ),
     ),
     "rows_past_the_end": KnownBug(

@@ -326,6 +326,85 @@ def _outputs(
     store_rows(out_ptr, out, rows, values, heads * value_dim, left, value_dim)
 
 
+@triton.jit
+def _through_channel_gates(
+    q_ptr, k_ptr, g_ptr, e_ptr, de_decayed_ptr, doverlaps_ptr, dq, dk, dA, through,
+    rows, keys, stride, left, key_dim, C: tl.constexpr, BK: tl.constexpr, LEVELS: tl.constexpr,
+    DELTA: tl.constexpr, EXCLUSIVE: tl.constexpr, DTYPE: tl.constexpr,
+):  # fmt: skip
+    """dq, dk, dg and de `[C, BK]` of rows that gates per channel decay.
+
+    A gate gets from each exponent that it is in the gradient of that exponent: q ∘ dq or k ∘ dk of
+    the part of dq, dk that came through it. At a level, one product gives both sides: the rows of
+    the queries gather keys, those of the keys gather queries. The gates of a delta rule decay its
+    readers e and their overlaps as well, whose gradients are given.
+
+    Args:
+        dq, dk: the gradients of the rows that are decayed from the start and to the end of the
+            chunk.
+        dA: that of the scores, `[C, C]`.
+        through: `Σ_v S ∘ dS [BK]` of the state before the chunk and the gradient of that after it.
+
+    Returns:
+        dq, dk, dg, de; de is 0 unless readers are EXCLUSIVE: it is a part of dk.
+    """
+    g = load_gates(g_ptr, rows, keys, stride, left, key_dim)
+    dg = tl.zeros([C, BK], tl.float32) + (through * decay_of_chunk(g, DTYPE))[None, :]
+    de = tl.zeros([C, BK], tl.float32)
+    # Two turns of one body, keys then queries: side by side they take too many registers.
+    for turn in tl.range(2, disable_licm=True):
+        reads = turn == 1
+        decayed = decay(chunk_span(1 - turn, C, EXCLUSIVE), g, DTYPE)
+        x = load_sides(q_ptr, k_ptr, reads, rows, keys, stride, left, key_dim)
+        dx = tl.where(reads, dq, dk) * decayed
+        dq = tl.where(reads, dx, dq)
+        dk = tl.where(reads, dk, dx)
+        terms = x * dx
+        if DELTA:
+            readers = tl.where(reads, left, 0)
+            x = load_rows(e_ptr, rows, keys, stride, readers, key_dim)
+            dx = load_rows(de_decayed_ptr, rows, keys, stride, readers, key_dim)
+            dx *= decayed
+            terms += x * dx
+            if EXCLUSIVE:
+                de += dx
+            else:
+                dk += dx
+        dg += sum_gradients(chunk_span_transposed(1 - turn, C, EXCLUSIVE), terms, DTYPE)
+
+    q = load_rows(q_ptr, rows, keys, stride, left, key_dim)
+    k = load_rows(k_ptr, rows, keys, stride, left, key_dim)
+    diagonal, dA = split_diagonal(rows, dA, DTYPE)
+    dq += diagonal * k
+    dk += diagonal * q
+    if DELTA:
+        doverlaps = symmetric(load_rows(doverlaps_ptr, rows, rows, C, C, C), DTYPE)
+    for level in tl.range(LEVELS, disable_licm=True):
+        readers = level_queries(level, C)
+        decayed = decay(level_span(level, C, EXCLUSIVE), g, DTYPE)
+        x = load_sides(q_ptr, k_ptr, readers, rows, keys, stride, left, key_dim)
+        pairs = tl.where(level_pairs(level, C), dA, 0.0)
+        dx = product(pairs, x * decayed, DTYPE) * decayed
+        dq += tl.where(readers, dx, 0.0)
+        dk += tl.where(readers, 0.0, dx)
+        terms = x * dx
+        if DELTA:
+            if EXCLUSIVE:
+                x = load_sides(e_ptr, k_ptr, readers, rows, keys, stride, left, key_dim)
+            else:
+                x = load_rows(k_ptr, rows, keys, stride, left, key_dim)
+            pairs = tl.where(level_pairs(level, C), doverlaps, 0.0)
+            dx = product(pairs, x * decayed, DTYPE) * decayed
+            terms += x * dx
+            if EXCLUSIVE:
+                de += tl.where(readers, dx, 0.0)
+                dk += tl.where(readers, 0.0, dx)
+            else:
+                dk += dx
+        dg += sum_gradients(level_span_transposed(level, C, EXCLUSIVE), terms, DTYPE)
+    return dq, dk, dg, de
+
+
 @triton.jit(do_not_specialize=["sequences", "tokens", "heads"])
 def _gradients(
     q_ptr, k_ptr, v_ptr, g_ptr, do_ptr, states_ptr, dstates_ptr, e_ptr, de_decayed_ptr,
@@ -343,12 +422,11 @@ def _gradients(
 
     A gate gets from each exponent that it is in the gradient of that exponent, which is
     q ∘ dq or k ∘ dk of the part of dq, dk that came through it, and exp(P_C) ∘ Σ_v S ∘ dS from
-    what passes the chunk untouched. At a level, one product gives both sides: the rows of the
-    queries gather keys, those of the keys gather queries. A gate that a head shares gets the sum
-    over the channels; with more than one tile of keys, `dg` holds one part per tile.
+    what passes the chunk untouched. A gate that a head shares gets the sum over the channels; with
+    more than one tile of keys, `dg` holds one part per tile.
 
-    Gates per channel of a delta rule decay its readers e and their overlaps as well, whose
-    gradients are given. What e gets of them is `de` with EXCLUSIVE readers, else a part of dk.
+    Gates per channel of a delta rule decay its readers e and their overlaps as well, see
+    `_through_channel_gates`. The gradient of e is `de` with EXCLUSIVE readers, else a part of dk.
     """
     DTYPE: tl.constexpr = q_ptr.dtype.element_ty
     key_tiles = tl.cdiv(key_dim, BK)
@@ -388,71 +466,21 @@ def _gradients(
     q_ptr += key_rows
     k_ptr += key_rows
     if USE_G:
-        g = load_gates(g_ptr + key_rows, rows, keys, heads * key_dim, left, key_dim)
-        dg = tl.zeros([C, BK], tl.float32) + (through * decay_of_chunk(g, DTYPE))[None, :]
         if DELTA:
             e_ptr += key_rows
             de_decayed_ptr += key_rows
-            de = tl.zeros([C, BK], tl.float32)
-        # Two turns of one body, keys then queries: side by side they take too many registers.
-        for turn in tl.range(2, disable_licm=True):
-            reads = turn == 1
-            decayed = decay(chunk_span(1 - turn, C, EXCLUSIVE), g, DTYPE)
-            x = load_sides(q_ptr, k_ptr, reads, rows, keys, heads * key_dim, left, key_dim)
-            dx = tl.where(reads, dq, dk) * decayed
-            dq = tl.where(reads, dx, dq)
-            dk = tl.where(reads, dk, dx)
-            terms = x * dx
-            if DELTA:
-                readers = tl.where(reads, left, 0)
-                x = load_rows(e_ptr, rows, keys, heads * key_dim, readers, key_dim)
-                dx = load_rows(de_decayed_ptr, rows, keys, heads * key_dim, readers, key_dim)
-                dx *= decayed
-                terms += x * dx
-                if EXCLUSIVE:
-                    de += dx
-                else:
-                    dk += dx
-            dg += sum_gradients(chunk_span_transposed(1 - turn, C, EXCLUSIVE), terms, DTYPE)
-
-    q = load_rows(q_ptr, rows, keys, heads * key_dim, left, key_dim)
-    k = load_rows(k_ptr, rows, keys, heads * key_dim, left, key_dim)
-    if USE_G:
-        diagonal, dA = split_diagonal(rows, dA, DTYPE)
-        dq += diagonal * k
-        dk += diagonal * q
-        if DELTA:
-            cell = (chunk.to(tl.int64) * heads + head) * C * C
-            doverlaps = symmetric(load_rows(doverlaps_ptr + cell, rows, rows, C, C, C), DTYPE)
-        for level in tl.range(LEVELS, disable_licm=True):
-            readers = level_queries(level, C)
-            decayed = decay(level_span(level, C, EXCLUSIVE), g, DTYPE)
-            x = load_sides(q_ptr, k_ptr, readers, rows, keys, heads * key_dim, left, key_dim)
-            pairs = tl.where(level_pairs(level, C), dA, 0.0)
-            dx = product(pairs, x * decayed, DTYPE) * decayed
-            dq += tl.where(readers, dx, 0.0)
-            dk += tl.where(readers, 0.0, dx)
-            terms = x * dx
-            if DELTA:
-                if EXCLUSIVE:
-                    x = load_sides(
-                        e_ptr, k_ptr, readers, rows, keys, heads * key_dim, left, key_dim
-                    )
-                else:
-                    x = load_rows(k_ptr, rows, keys, heads * key_dim, left, key_dim)
-                pairs = tl.where(level_pairs(level, C), doverlaps, 0.0)
-                dx = product(pairs, x * decayed, DTYPE) * decayed
-                terms += x * dx
-                if EXCLUSIVE:
-                    de += tl.where(readers, dx, 0.0)
-                    dk += tl.where(readers, 0.0, dx)
-                else:
-                    dk += dx
-            dg += sum_gradients(level_span_transposed(level, C, EXCLUSIVE), terms, DTYPE)
+            doverlaps_ptr += (chunk.to(tl.int64) * heads + head) * C * C
+        dq, dk, dg, de = _through_channel_gates(
+            q_ptr, k_ptr, g_ptr + key_rows, e_ptr, de_decayed_ptr, doverlaps_ptr, dq, dk, dA,
+            through, rows, keys, heads * key_dim, left, key_dim, C, BK, LEVELS, DELTA, EXCLUSIVE,
+            DTYPE,
+        )  # fmt: skip
         if EXCLUSIVE:
             store_rows(de_ptr + key_rows, de, rows, keys, heads * key_dim, left, key_dim)
         store_rows(dg_ptr + key_rows, dg, rows, keys, heads * key_dim, left, key_dim)
     else:
+        q = load_rows(q_ptr, rows, keys, heads * key_dim, left, key_dim)
+        k = load_rows(k_ptr, rows, keys, heads * key_dim, left, key_dim)
         if USE_HEAD_G:
             dq *= head_decay(0, g, DTYPE)[:, None]
             dk *= head_decay(1, g, DTYPE)[:, None]
