@@ -215,10 +215,11 @@ def compute(
             f"block_table: {describe(block_table)}, expected [N, M] with N={sequences} sequences"
         )
     o, lse = paged_attention_fused(
-        q, k_pages, v_pages, block_table, lengths, sink, alibi_slopes, k_scale, v_scale, parents,
-        cu_seqlens, resolve_scale(scale, sizes["K"]), causal,
-        check_window(window), check_softcap(softcap), num_splits,
-        tiles.choose(
+        q=q, k_pages=k_pages, v_pages=v_pages, block_table=block_table, lengths=lengths, sink=sink,
+        alibi_slopes=alibi_slopes, k_scale=k_scale, v_scale=v_scale, parents=parents,
+        cu_seqlens=cu_seqlens, scale=resolve_scale(scale, sizes["K"]), causal=causal,
+        window=check_window(window), softcap=check_softcap(softcap), num_splits=num_splits,
+        tile=tiles.choose(
             "paged_attention", "fused",
             dim=max(sizes["K"], sizes["V"]), dtype=dtype, device=q.device, tile=tile,
         ),
