@@ -1,9 +1,9 @@
 """A large call computes its addresses in 64 bits, and a GPU takes its grids.
 
 It runs in a simulator whose 32-bit integers have fewer bits than a tensor has elements, and whose
-grids are smaller than a pack has heads of all sequences. Offsets within a tile need no more bits,
-and some grids do not grow, so an error counts if it comes again, at the same line, in calls and
-limits of two and four times the size.
+grids are smaller than a pack has heads of all sequences, or than a long sequence has tokens.
+Offsets within a tile need no more bits, and some grids do not grow, so an error counts if it comes
+again, at the same line, in calls and limits of two and four times the size.
 
 Adapters of Triton kernels have this law. `suite/test_narrow_indices.py` tests our own kernels, in
 more ways.
@@ -11,6 +11,7 @@ more ways.
 
 import math
 from dataclasses import replace
+from functools import cache, partial
 
 from properties import simulator
 from properties.cases.case import Case
@@ -27,27 +28,35 @@ _ALLOCATED = ("num_splits",)
 
 def check(run: Run) -> float:
     bits = max(x.numel() for x in run.inputs().tensors.values()).bit_length() - 1
-    try:
-        _call(run, bits)
-    except (simulator.IndexOverflow, simulator.GridTooLarge) as error:
-        if all(_comes_again(run, error, bits, doublings) for doublings in (1, 2)):
-            raise
+    error_at = cache(partial(_error, run, bits))
+    # An error of the smallest call alone may hide one of all sizes.
+    for doublings in (0, 1):
+        error = error_at(doublings)
+        if error is None:
+            break
+        if all(_alike(error, error_at(doublings + more)) for more in (1, 2)):
+            raise error
     return 0.0
 
 
 def _call(run: Run, bits: int) -> None:
-    """Call with integers of so many bits, and in a pack with grids of half its heads, or of its
-    sequences if they have one each.
+    """Call with integers of so many bits, and with small grids: in a pack of half its heads, or of
+    its sequences if they have one each, and in a sequence of half its tokens.
     """
     case, most = run.case, simulator.Options.grid_limit
     if case.packed:
         heads = math.prod(case.dims.get(letter, 1) for letter in "HGR")
         most = case.sequences * max(heads // 2, 1)
+    elif case.dims.get("B", 1) == 1:
+        most = max(case.lengths[0] // 2, 1)
     with simulator.simulating(index_bits=bits, grid_limit=most):
         run.call(run.inputs(), run.cotangents())
 
 
-def _comes_again(run: Run, error: simulator.SimulationError, bits: int, doublings: int) -> bool:
+def _error(run: Run, bits: int, doublings: int) -> simulator.SimulationError | None:
+    """What is wrong in a call and limits of so many times the size; None if nothing is, or if the
+    case cannot be that large.
+    """
     case, times = run.case, 2**doublings
     if case.packed:
         larger = replace(case, lengths=case.lengths * times)
@@ -57,12 +66,16 @@ def _comes_again(run: Run, error: simulator.SimulationError, bits: int, doubling
         larger = replace(case, lengths=(case.lengths[0] * times,))
     larger = run.op.settle(larger)
     if _tokens(larger) != times * _tokens(case):
-        return False
+        return None
     try:
         _call(run.on(larger), bits + doublings)
-    except type(error) as other:
-        return other.location == error.location
-    return False
+    except (simulator.IndexOverflow, simulator.GridTooLarge) as error:
+        return error
+    return None
+
+
+def _alike(error: simulator.SimulationError, other: simulator.SimulationError | None) -> bool:
+    return type(error) is type(other) and other is not None and error.location == other.location
 
 
 def _tokens(case: Case) -> int:

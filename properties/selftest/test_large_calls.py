@@ -38,6 +38,11 @@ def copy_tile(x, y, D, rows, TILE: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def copy_one(x, y, row, D):
+    tl.store(y, tl.load(x + row * D))
+
+
+@triton.jit
 def do_nothing(x):
     tl.load(x)
 
@@ -77,6 +82,16 @@ def on_the_first_axis(x: Tensor, *, cu_seqlens: Tensor | None = None) -> Tensor:
     return of_rows(x)
 
 
+def by_tokens_on_the_second_axis(x: Tensor) -> Tensor:
+    do_nothing[(x.shape[0], x.shape[1])](x)
+    return of_rows(x)
+
+
+def narrow_behind_a_constant(x: Tensor) -> Tensor:
+    copy_one[(1,)](torch.zeros(20_032), torch.zeros(1), 625, 32)
+    return narrow(x)
+
+
 def target(kernel: Callable[..., Any], **more: Any) -> Adapter:
     one = Implementation(kernel, forward_only=True, **more)
     return Adapter({"cumsum": {"some": one}}, triton=True)
@@ -113,6 +128,14 @@ def test_an_offset_of_32_bits_is_found_in_a_mode_of_one_token() -> None:
         judged(narrow, "tokens", bounds={"a token": one_token_each})
 
 
+def test_an_offset_too_large_in_the_smallest_call_alone_hides_no_other() -> None:
+    with simulator.simulating(index_bits=15), pytest.raises(simulator.IndexOverflow) as caught:
+        narrow_behind_a_constant(torch.ones(1, 1030, 32))
+    assert "copy_one" in str(caught.value)
+    with pytest.raises(Violation, match="index overflow in kernel copy_row"):
+        judged(narrow_behind_a_constant, "tokens")
+
+
 def test_an_offset_in_a_tile_may_have_32_bits() -> None:
     # The law's first call has so many bits, and its other calls have more.
     with simulator.simulating(index_bits=15), pytest.raises(simulator.IndexOverflow):
@@ -125,6 +148,9 @@ def test_many_programs_on_the_second_axis_are_found() -> None:
     judged(on_the_second_axis, "tokens")
     with pytest.raises(Violation, match="grid too large in kernel do_nothing"):
         judged(on_the_second_axis, "pack")
+    judged(by_tokens_on_the_second_axis, "rows")
+    with pytest.raises(Violation, match="grid too large in kernel do_nothing"):
+        judged(by_tokens_on_the_second_axis, "tokens")
 
 
 def test_only_adapters_of_triton_kernels_have_the_law() -> None:

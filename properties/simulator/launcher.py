@@ -175,7 +175,7 @@ def refuse_too_large(kernel: Kernel, grid: tuple[int, int, int], limit: int) -> 
     for axis, (programs, most) in enumerate(zip(grid, (MOST_PROGRAMS, limit, limit), strict=True)):
         if programs > most:
             function = kernel.src.fn
-            lines = [line.startswith("def ") for line in function.raw_src]
+            lines = [line.lstrip().startswith("def ") for line in function.raw_src]
             line = function.starting_line_number + lines.index(True)
             place = Location(function.fn.__code__.co_filename, line)
             told = f"grid {grid} has {programs} programs along axis {axis}"

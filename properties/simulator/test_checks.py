@@ -190,6 +190,16 @@ def test_a_grid_that_no_gpu_launches_is_caught() -> None:
     assert "def count_programs(out):  # wrong" in str(caught.value)
 
 
+def test_a_kernel_within_a_function_has_a_line_too() -> None:
+    @triton.jit
+    def within(out):  # wrong: heads on the second axis
+        tl.atomic_add(out, 1)
+
+    with pytest.raises(simulator.GridTooLarge) as caught:
+        within[(1, 65536)](torch.zeros(1, dtype=torch.int32))
+    assert "def within(out):  # wrong" in str(caught.value)
+
+
 # Index arithmetic
 
 

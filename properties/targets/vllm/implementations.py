@@ -11,7 +11,14 @@ from triton import next_power_of_2
 
 from properties.cases.case import Case
 from properties.targets.adapter import Implementation, without
-from properties.targets.bounds import Bound, changed_dims, equal_widths, fixed_options, own_keys
+from properties.targets.bounds import (
+    Bound,
+    changed_dims,
+    equal_widths,
+    fixed_options,
+    not_empty,
+    own_keys,
+)
 from properties.targets.engines import (
     FEW_TOKENS,
     SCALE,
@@ -30,11 +37,13 @@ from properties.targets.engines import (
 from properties.targets.vllm.library import VLLM, Quantization
 
 _UNIFIED = "triton_unified_attention:unified_attention"
+_CHUNKED = "chunked_prefill_paged_decode:chunked_prefill_paged_decode"
 _PREFILL = "triton_prefill_attention:context_attention_fwd"
 _DECODE = "triton_decode_attention:decode_attention_fwd"
 _MERGE = "triton_merge_attn_states:merge_attn_states"
 # Keys of a tile, of which the block table is read whole.
 _TILE = 32
+_PAGES = changed_dims("C", lambda n: 16 << n % 3)
 # What `unified_attention` learned after its first releases, by its own names.
 _NEWER = {
     "sink": "sinks",
@@ -54,7 +63,7 @@ def _unified_of_release() -> Implementation:
     }
     if lacking:
         bounds["causal"] = fixed_options(causal=True)
-        bounds["pages of 16, 32 or 64 tokens"] = changed_dims("C", lambda n: 16 << n % 3)
+        bounds["pages of 16, 32 or 64 tokens"] = _PAGES
     return engine_kernel(
         without(_unified, lacking),
         (
@@ -65,6 +74,31 @@ def _unified_of_release() -> Implementation:
         ),
         tokens=64,
         bounds=bounds,
+    )
+
+
+def _chunked_of_release() -> Implementation:
+    return engine_kernel(
+        as_taken(_chunked, VLLM.function(_CHUNKED), sink="sinks"),
+        (
+            SCALE,
+            "tables and lengths are int32, dense",
+            "tables have room for a tile of keys more",
+            "pages of keys are copied to [P, G, K / 8, C, 8], and of values to [P, G, V, C]",
+            "keys of the queries' own tokens are copied, dense",
+        ),
+        tokens=64,
+        bounds={
+            "head dims of 16 to 256, in eights": changed_dims(
+                "KV", lambda n: min(max(n // 8 * 8, 16), 256)
+            ),
+            "V = K": equal_widths,
+            "causal": fixed_options(causal=True),
+            "pages of 16, 32 or 64 tokens": _PAGES,
+            "a query of each sequence": not_empty,
+            "no fewer keys than queries": with_keys,
+            "slopes beside no sink and no window": _slopes_alone,
+        },
     )
 
 
@@ -160,6 +194,37 @@ def _unified(
     return o.view_as(q)
 
 
+def _chunked(
+    q: Tensor, k_pages: Tensor, v_pages: Tensor, block_table: Tensor, lengths: Tensor, *,
+    scale: float | None = None, causal: bool = False, window: int | None = None,
+    sink: Tensor | None = None, alibi_slopes: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    if not causal:
+        raise ValueError("causal: False, expected True")
+    run = VLLM.function(_CHUNKED)
+    queries = q.flatten(0, 1).contiguous()
+    o, bounds = torch.empty_like(queries), ends(q, cu_seqlens)
+    # Rows of the pages that hold the keys of the queries' own tokens.
+    rows = []
+    for pages, count, length in zip(block_table, bounds.diff(), lengths, strict=True):
+        token = torch.arange(int(length - count), int(length), device=q.device)
+        rows.append(pages[token // k_pages.shape[1]] * k_pages.shape[1] + token % k_pages.shape[1])
+    own = torch.cat(rows).long()
+    keys, values = (x.flatten(0, 1)[own] for x in (k_pages, v_pages))
+    one = torch.ones(1, device=q.device)
+    run(
+        queries, keys, values, o, "auto",
+        k_pages.unflatten(-1, (-1, 8)).permute(0, 2, 3, 1, 4).contiguous(),
+        v_pages.permute(0, 2, 3, 1).contiguous(),
+        _dense(pad(block_table, (0, _TILE))), bounds, _dense(lengths), most(lengths),
+        most(bounds.diff()), one, one, sm_scale=scale_of(scale, q), sliding_window=window,
+        alibi_slopes=None if alibi_slopes is None else alibi_slopes.float().contiguous(),
+        **those_taken(run, sinks=None if sink is None else sink.contiguous()),
+    )  # fmt: skip
+    return o.view_as(q)
+
+
 def _decode(
     q: Tensor, k_pages: Tensor, v_pages: Tensor, block_table: Tensor, lengths: Tensor, *,
     scale: float | None = None, softcap: float | None = None, cu_seqlens: Tensor | None = None,
@@ -200,6 +265,13 @@ def _dense(x: Tensor) -> Tensor:
     return x.int().contiguous()
 
 
+def _slopes_alone(case: Case) -> Case:
+    if "alibi_slopes" not in case.given:
+        return case
+    given = tuple(name for name in case.given if name != "sink")
+    return replace(case, given=given, options={**case.options, "window": None})
+
+
 def _wide_window(case: Case) -> Case:
     window = case.options.get("window")
     if window is None:
@@ -209,7 +281,11 @@ def _wide_window(case: Case) -> Case:
 
 DECLARED: dict[str, dict[str, Callable[[], Implementation]]] = {
     "attention": {"prefill": _prefill_of_release},
-    "paged_attention": {"unified": _unified_of_release, "decode": _decode_of_release},
+    "paged_attention": {
+        "unified": _unified_of_release,
+        "chunked": _chunked_of_release,
+        "decode": _decode_of_release,
+    },
     "merge_attention": {"fused": _merge_of_release},
 }
 """Op → mode → its implementation, made if the release has it."""
