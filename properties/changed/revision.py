@@ -1,11 +1,14 @@
 """Files that differ from a commit, by git."""
 
 import ast
+import os
 import subprocess
 from pathlib import Path
 
 # Branches that work is merged into: here, and where it is shared.
 _MAIN, _SHARED = "refs/heads/main", "refs/remotes/origin/main"
+# What git tells its hooks of the repository and of the index that it works on.
+_OF_HOOKS = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_COMMON_DIR", "GIT_PREFIX")
 
 
 def files_since(revision: str, root: Path) -> tuple[str, tuple[str, ...]]:
@@ -58,8 +61,11 @@ def _expect_python(root: Path, name: str) -> None:
         return
     try:
         ast.parse((root / name).read_text(encoding="utf-8"), name)
-    except (SyntaxError, ValueError) as error:
-        raise ValueError(f"--changed: {name}, expected Python: {error}") from error
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        # The last two for expressions that are nested too deep.
+        raise ValueError(
+            f"--changed: {name}, expected Python: {str(error) or type(error).__name__}"
+        ) from error
 
 
 def _commit(revision: str, root: Path) -> str | None:
@@ -75,6 +81,7 @@ def _git(root: Path, *arguments: str) -> str | None:
 
 def _ran(root: Path, *arguments: str) -> tuple[int, str]:
     """The exit code of git, and its output or the last line of its error."""
+    environment = {name: value for name, value in os.environ.items() if name not in _OF_HOOKS}
     try:
         # The name of a file need not be text.
         ran = subprocess.run(
@@ -82,6 +89,7 @@ def _ran(root: Path, *arguments: str) -> tuple[int, str]:
             capture_output=True,
             encoding="utf-8",
             errors="backslashreplace",
+            env=environment,
         )
     except OSError as error:
         return -1, f"git: {error.strerror}; install git, or run the tests without --changed"

@@ -156,7 +156,15 @@ def test_a_tag_named_main_is_not_the_branch(git: Git, tmp_path: Path) -> None:
     assert files_since("", tmp_path)[1] == ("committed",)
 
 
-@pytest.mark.parametrize("text", [b"def (", b"# \xe9\n"])
+def test_what_git_tells_its_hooks_is_not_used(
+    git: Git, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("GIT_DIR", "GIT_INDEX_FILE"):
+        monkeypatch.setenv(name, "elsewhere")
+    assert files_since("", tmp_path)[1] == ("committed",)
+
+
+@pytest.mark.parametrize("text", [b"def (", b"# \xe9\n", b"x = " + b"a." * 100_000 + b"a"])
 def test_a_file_that_is_no_python_is_named(text: bytes, git: Git, tmp_path: Path) -> None:
     (tmp_path / "test_new.py").write_bytes(text)
     with pytest.raises(ValueError, match=r"^--changed: test_new.py, expected Python: "):
