@@ -17,7 +17,7 @@ from properties.architectures import ARCHITECTURES, Architecture
 from properties.cases.calls import outputs_and_gradients
 from properties.cases.case import Case
 from properties.cases.layouts import LAYOUTS
-from properties.cases.tensors import build, cotangents
+from properties.cases.tensors import build, build_cotangents
 from properties.catalogue import OPS
 from properties.catalogue.op import Mode, Op, Option, Role
 
@@ -80,7 +80,7 @@ def _update(cache: Callable[..., Any], dtype: torch.dtype, key_dim: int, value_d
 def _forward_and_backward(op: Op, case: Case) -> None:
     function = getattr(kernels, op.name)
     outputs_and_gradients(
-        op, function, build(op, case), cotangents(op, case), mode=case.mode, tile=case.tile
+        op, function, build(op, case), build_cotangents(op, case), mode=case.mode, tile=case.tile
     )
 
 

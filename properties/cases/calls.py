@@ -18,7 +18,7 @@ def outputs_and_gradients(
     op: Op,
     function: Function,
     inputs: Inputs,
-    gradients_of: Results | None = None,
+    cotangents: Results | None = None,
     *,
     context: str = "grad",
     earlier: Mapping[str, Any] | None = None,
@@ -27,7 +27,7 @@ def outputs_and_gradients(
     """Call `function`; return its outputs by name, and the gradient of x as "dx".
 
     Args:
-        gradients_of: cotangents by output; if empty, only the forward pass runs.
+        cotangents: cotangents by output; if empty, only the forward pass runs.
         context: the context of the forward pass, see `properties.cases.contexts`.
         earlier: options of a call before this one on the same tensor objects, which then hold other
             numbers; None for no such call. Another call on other numbers then comes after it as
@@ -36,7 +36,7 @@ def outputs_and_gradients(
     """
     tensors = dict(inputs.tensors)
     names = [name for name in inputs.trained if name in tensors]
-    if gradients_of or context in WITHOUT_GRADIENTS:
+    if cotangents or context in WITHOUT_GRADIENTS:
         for name in names:
             tensors[name] = tensors[name].detach().requires_grad_()
     given = inputs.given(tensors)
@@ -54,15 +54,15 @@ def outputs_and_gradients(
         named = _named(op, function(**given, **extra), given)
     if earlier is not None:
         _call_between(function, given, context, extra)
-    if not gradients_of:
+    if not cotangents:
         return {name: y.detach() for name, y in named.items()}
     leaves = {name: tensors[name] for name in names}
     with telling(op, {**given, **extra}, "backwards through "):
-        gradients = _gradients(named, leaves, gradients_of, twice=context == "backward_twice")
+        gradients = _gradients(named, leaves, cotangents, twice=context == "backward_twice")
     return {name: y.detach() for name, y in named.items()} | gradients
 
 
-def _gradients(named: Results, leaves: Results, gradients_of: Results, *, twice: bool) -> Results:
+def _gradients(named: Results, leaves: Results, cotangents: Results, *, twice: bool) -> Results:
     """The gradient of each leaf x as "dx", 0 where none reaches it.
 
     Args:
@@ -73,16 +73,16 @@ def _gradients(named: Results, leaves: Results, gradients_of: Results, *, twice:
     wanted = {
         name: y
         for name, y in named.items()
-        if name in gradients_of and y.requires_grad and y.shape == gradients_of[name].shape
+        if name in cotangents and y.requires_grad and y.shape == cotangents[name].shape
     }
     found: Sequence[Tensor | None] = [None] * len(leaves)
     if wanted:
         outputs, inputs = [*wanted.values()], [*leaves.values()]
         backwards = partial(torch.autograd.grad, outputs, inputs, allow_unused=True)
-        incoming = [gradients_of[name].to(y.dtype) for name, y in wanted.items()]
+        rounded = [cotangents[name].to(y.dtype) for name, y in wanted.items()]
         if twice:
-            backwards([-2 * dy for dy in incoming], retain_graph=True)
-        found = backwards(incoming)
+            backwards([-2 * dy for dy in rounded], retain_graph=True)
+        found = backwards(rounded)
     return {
         f"d{name}": torch.zeros_like(x) if gradient is None else gradient
         for (name, x), gradient in zip(leaves.items(), found, strict=True)
@@ -208,7 +208,7 @@ def _turned(x: Tensor) -> Tensor:
     return x[-1] - x.flip(0) if bounds else x.flip(0)
 
 
-def transformable(op: Op, function: Function, inputs: Inputs, gradients_of: Results) -> Results:
+def transformable(op: Op, function: Function, inputs: Inputs, cotangents: Results) -> Results:
     """Do what `outputs_and_gradients` does in a way that `torch.func.vmap` accepts.
 
     `function` must consist of PyTorch operations only.
@@ -221,11 +221,11 @@ def transformable(op: Op, function: Function, inputs: Inputs, gradients_of: Resu
             given[written] = given[written].clone()
         return _named(op, function(**given), given)
 
-    if not gradients_of:
+    if not cotangents:
         return call({})
     named, pull, *_ = torch.func.vjp(call, {n: inputs.tensors[n] for n in inputs.trained})
     (gradients,) = pull(
-        {n: gradients_of[n] if n in gradients_of else torch.zeros_like(y) for n, y in named.items()}
+        {n: cotangents[n] if n in cotangents else torch.zeros_like(y) for n, y in named.items()}
     )
     return {**named, **{f"d{name}": gradient for name, gradient in gradients.items()}}
 

@@ -186,7 +186,7 @@ def _filled(
     return x.to(dtype)
 
 
-def cotangents(op: Op, case: Case, device: torch.device | str = "cpu") -> Results:
+def build_cotangents(op: Op, case: Case, device: torch.device | str = "cpu") -> Results:
     """Return a cotangent for each output that gets one, by the output's name.
 
     Empty if the call is without gradients or no tensor needs one.

@@ -26,14 +26,14 @@ def check(run: Run) -> float:
     calls = []
     for context in contexts:
         one = run.on(replace(case, context=context))
-        incoming = one.cotangents()
-        calls.append((one, incoming, one.call(inputs, incoming)))
+        cotangents = one.cotangents()
+        calls.append((one, cotangents, one.call(inputs, cotangents)))
     want = plain.call(inputs, plain.cotangents())
     worst = 0.0
-    for one, incoming, got in calls:
+    for one, cotangents, got in calls:
         against = f"the call with gradients, where it is in {one.case.context}"
         some = {name: want[name] for name in got}
-        worst = max(worst, expect_same(one, inputs, incoming, got, some, against))
+        worst = max(worst, expect_same(one, inputs, cotangents, got, some, against))
     return worst
 
 

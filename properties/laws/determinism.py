@@ -14,13 +14,13 @@ from properties.laws.law import Law, Run, with_own_elements
 
 
 def check(run: Run) -> float:
-    inputs, gradients_of = run.inputs(), run.cotangents()
-    first = run.call(inputs, gradients_of)
-    again = run.call(inputs, gradients_of)
+    inputs, cotangents = run.inputs(), run.cotangents()
+    first = run.call(inputs, cotangents)
+    again = run.call(inputs, cotangents)
     expect_identical(run, again, first, "the call before")
     later = run.on(replace(run.case, earlier=run.case.earlier or {}))
     # On tensor objects of its own, which the other call sees first.
-    third = later.call(run.inputs(), gradients_of)
+    third = later.call(run.inputs(), cotangents)
     against = "the first call, before its tensors held other numbers for another call"
     expect_identical(later, third, first, against)
     return 0.0

@@ -5,9 +5,9 @@ from properties.laws.law import Law, Run
 
 
 def check(run: Run) -> float:
-    inputs, gradients_of = run.inputs(), run.cotangents()
-    got = run.call(inputs, gradients_of)
-    return compare_with_oracle(run, inputs, gradients_of, got)
+    inputs, cotangents = run.inputs(), run.cotangents()
+    got = run.call(inputs, cotangents)
+    return compare_with_oracle(run, inputs, cotangents, got)
 
 
 LAW = Law("differential", check)

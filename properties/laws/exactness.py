@@ -25,9 +25,9 @@ _MOST_TOKENS = 2**10
 
 def check(run: Run) -> float:
     op, case = run.op, run.case
-    inputs, gradients_of = run.inputs(), run.cotangents()
-    got = run.call(inputs, gradients_of)
-    want = oracle_results(op, inputs, gradients_of)
+    inputs, cotangents = run.inputs(), run.cotangents()
+    got = run.call(inputs, cotangents)
+    want = oracle_results(op, inputs, cotangents)
     expect_identical(run, got, want, "the oracle")
     states = [o.name for o in op.outputs if o.dtype == "float32" and o.name in got]
     if states and returns_sums(op):
@@ -41,9 +41,9 @@ def check(run: Run) -> float:
     if tokens <= _MOST_TOKENS and any(_is_weight(argument) for argument in op.arguments):
         wide = {n: x + _WIDE for n, x in inputs.tensors.items() if x.dtype == case.torch_dtype}
         inputs = inputs.with_tensors(wide)
-        gradients_of = {name: x + _LARGE for name, x in gradients_of.items()}
-        got = run.call(inputs, gradients_of)
-        want = oracle_results(op, inputs, gradients_of)
+        cotangents = {name: x + _LARGE for name, x in cotangents.items()}
+        got = run.call(inputs, cotangents)
+        want = oracle_results(op, inputs, cotangents)
         against = f"the oracle with {_WIDE} added to inputs, {_LARGE} to gradients of outputs"
         expect_identical(run, got, want, against)
     return 0.0

@@ -28,7 +28,7 @@ _RARE = 8.0
 def compare_with_oracle(
     run: Run,
     inputs: Inputs,
-    gradients_of: Results,
+    cotangents: Results,
     got: Results,
     left_out: Results | None = None,
 ) -> float:
@@ -45,11 +45,11 @@ def compare_with_oracle(
         Violation: an error exceeds its budget, or a result is missing.
     """
     op, case = run.op, run.case
-    asked = op.name, case.to_json(), inputs.tensors, inputs.options, gradients_of
-    want = run.subject.recall(asked, lambda: oracle_results(op, inputs, gradients_of))
+    asked = op.name, case.to_json(), inputs.tensors, inputs.options, cotangents
+    want = run.subject.recall(asked, lambda: oracle_results(op, inputs, cotangents))
     got, want = _matched(run, got, want)
     left_out = dict(left_out or {})
-    parts = gradient_parts(op, inputs, gradients_of)
+    parts = gradient_parts(op, inputs, cotangents)
     for name in _shared(case, got):
         left_out[name] = ~got[name].isfinite() & _near_infinity(parts[name])
     for name, mask in left_out.items():
@@ -60,7 +60,7 @@ def compare_with_oracle(
     if _all_passed(_compared(got, want, dict.fromkeys(got))):
         return 0.0
     dtypes = {name: x.dtype for name, x in got.items()}
-    call = OracleCall(op, case, inputs, in_float64(gradients_of), want, dtypes, parts)
+    call = OracleCall(op, case, inputs, in_float64(cotangents), want, dtypes, parts)
     return _verdict(run, _within_a_budget(run, call, got, asked), "the oracle")
 
 
@@ -152,7 +152,7 @@ def expect_identical(
 def expect_same(
     run: Run,
     inputs: Inputs,
-    gradients_of: Results,
+    cotangents: Results,
     got: Results,
     want: Results,
     against: str,
@@ -163,7 +163,7 @@ def expect_same(
         The worst error as a fraction of its budget, or 0 if bits were compared.
     """
     if not run.compares_bits:
-        return compare_with_oracle(run, inputs, gradients_of, got)
+        return compare_with_oracle(run, inputs, cotangents, got)
     expect_identical(run, got, want, against)
     return 0.0
 

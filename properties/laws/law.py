@@ -13,7 +13,7 @@ from properties.cases.calls import outputs_and_gradients
 from properties.cases.case import Case
 from properties.cases.inputs import Inputs, Results
 from properties.cases.layouts import SHARING
-from properties.cases.tensors import build, cotangents
+from properties.cases.tensors import build, build_cotangents
 from properties.catalogue.op import Function, Op
 from properties.device import claiming, configured
 from properties.laws.fingerprint import Fingerprint, fingerprint
@@ -44,14 +44,12 @@ class Subject:
         return build(op, case, self.device)
 
     def cotangents(self, op: Op, case: Case) -> Results:
-        return cotangents(op, case, self.device)
+        return build_cotangents(op, case, self.device)
 
     def function(self, op: Op) -> Function:
         return self.ledger.watching(op, self.target.function(op))
 
-    def run(
-        self, op: Op, case: Case, inputs: Inputs, gradients_of: Results | None = None
-    ) -> Results:
+    def run(self, op: Op, case: Case, inputs: Inputs, cotangents: Results | None = None) -> Results:
         """Return the target's results for these inputs, in the context of the case."""
         earlier = case.earlier
         if earlier and earlier.get("structure"):
@@ -63,7 +61,7 @@ class Subject:
                 op,
                 self.function(op),
                 inputs,
-                gradients_of,
+                cotangents,
                 context=case.context,
                 earlier=earlier,
                 mode=case.called_mode,
@@ -148,9 +146,9 @@ class Run:
     def cotangents(self) -> Results:
         return self.subject.cotangents(self.op, self.case)
 
-    def call(self, inputs: Inputs, gradients_of: Results | None = None) -> Results:
+    def call(self, inputs: Inputs, cotangents: Results | None = None) -> Results:
         """Return the target's results for these inputs, in the context of the case."""
-        return self.subject.run(self.op, self.case, inputs, gradients_of)
+        return self.subject.run(self.op, self.case, inputs, cotangents)
 
     @property
     def compares_bits(self) -> bool:

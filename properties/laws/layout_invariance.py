@@ -8,9 +8,9 @@ from properties.laws.law import Law, Run
 
 def check(run: Run) -> float:
     op, case = run.op, run.case
-    inputs, gradients_of = run.inputs(), run.cotangents()
+    inputs, cotangents = run.inputs(), run.cotangents()
     plain = {n: x.contiguous() for n, x in tensors_of(op, inputs).items()}
-    dense = {n: x.contiguous() for n, x in gradients_of.items()}
+    dense = {n: x.contiguous() for n, x in cotangents.items()}
     want = run.call(inputs.with_tensors(plain), dense)
     # Each tensor gets its own layout, so that no stride can stand in for another tensor's.
     layouts = sorted(set(LAYOUTS) - set(SHARING))
@@ -19,14 +19,14 @@ def check(run: Run) -> float:
         names = [*plain, *(f"d{n}" for n in dense)]
         chosen = {n: layouts[(shift + i) % len(layouts)] for i, n in enumerate(names)}
         tensors = {n: relaid(x, chosen[n]) for n, x in plain.items()}
-        incoming = {n: relaid(x, chosen[f"d{n}"]) for n, x in dense.items()}
-        got = run.call(inputs.with_tensors(tensors), incoming)
+        relaid_cotangents = {n: relaid(x, chosen[f"d{n}"]) for n, x in dense.items()}
+        got = run.call(inputs.with_tensors(tensors), relaid_cotangents)
         against = f"contiguous inputs, where they are {chosen}"
-        worst = max(worst, expect_same(run, inputs, gradients_of, got, want, against))
+        worst = max(worst, expect_same(run, inputs, cotangents, got, want, against))
     if case.layout in SHARING or case.layouts:
-        got = run.call(inputs, gradients_of)
+        got = run.call(inputs, cotangents)
         against = "contiguous inputs, where they lie as the case has them"
-        worst = max(worst, expect_same(run, inputs, gradients_of, got, want, against))
+        worst = max(worst, expect_same(run, inputs, cotangents, got, want, against))
     return worst
 
 

@@ -26,17 +26,17 @@ _AT_A_CUT = ("window", "alibi_slopes", "g")
 
 
 def check(run: Run) -> float:
-    inputs, gradients_of = run.inputs(), run.cotangents()
+    inputs, cotangents = run.inputs(), run.cotangents()
     if run.op.own_keys:
-        return _in_parts(run, inputs, gradients_of)
+        return _in_parts(run, inputs, cotangents)
     return max(
-        _commutes(run, inputs, gradients_of),
+        _commutes(run, inputs, cotangents),
         _has_a_neutral_element(run, inputs),
-        _is_associative(run, inputs, gradients_of),
+        _is_associative(run, inputs, cotangents),
     )
 
 
-def _in_parts(run: Run, inputs: Inputs, gradients_of: Results) -> float:
+def _in_parts(run: Run, inputs: Inputs, cotangents: Results) -> float:
     """Compare the attention over parts of the keys, merged, with that over all."""
     op = run.op
     if not _parts_are_within_bounds(op, run.case):
@@ -48,9 +48,9 @@ def _in_parts(run: Run, inputs: Inputs, gradients_of: Results) -> float:
         return o.to(dtype), lse.float()
 
     with run.subject.claiming(run.case):
-        got = outputs_and_gradients(op, in_parts, shared.leaves(inputs), gradients_of)
+        got = outputs_and_gradients(op, in_parts, shared.leaves(inputs), cotangents)
     got, left_out = shared.rounded(got), shared.infinite
-    return compare_with_oracle(run, inputs, gradients_of, got, left_out)
+    return compare_with_oracle(run, inputs, cotangents, got, left_out)
 
 
 def _parts(run: Run, shared: SharedTensors, given: dict[str, Any]) -> list[tuple[Tensor, Tensor]]:
@@ -119,12 +119,12 @@ def _generator(case: Case) -> torch.Generator:
     return torch.Generator().manual_seed(case.seed + 5)
 
 
-def _commutes(run: Run, inputs: Inputs, gradients_of: Results) -> float:
-    there = run.call(inputs, gradients_of)
+def _commutes(run: Run, inputs: Inputs, cotangents: Results) -> float:
+    there = run.call(inputs, cotangents)
     given = inputs.given()
     swapped = {f"{x}_{a}": given[f"{x}_{b}"] for x in ("o", "lse") for a, b in ("ab", "ba")}
     trained = tuple(_other(name) for name in inputs.trained)
-    back = run.call(Inputs(swapped, inputs.options, trained=trained), gradients_of)
+    back = run.call(Inputs(swapped, inputs.options, trained=trained), cotangents)
     back = {name if name in ("o", "lse") else _other(name): x for name, x in back.items()}
     expect_identical(run, back, there, "the parts in the other order")
     return 0.0
@@ -150,7 +150,7 @@ def _has_a_neutral_element(run: Run, inputs: Inputs) -> float:
     return 0.0
 
 
-def _is_associative(run: Run, inputs: Inputs, gradients_of: Results) -> float:
+def _is_associative(run: Run, inputs: Inputs, cotangents: Results) -> float:
     """Merge the second part in two halves, which have its output and half its denominator."""
     op, case = run.op, run.case
     function: Any = run.subject.function(op)
@@ -167,8 +167,8 @@ def _is_associative(run: Run, inputs: Inputs, gradients_of: Results) -> float:
         return o, lse
 
     with run.subject.claiming(case):
-        got = outputs_and_gradients(op, in_halves, inputs, gradients_of)
-    return compare_with_oracle(run, inputs, gradients_of, got)
+        got = outputs_and_gradients(op, in_halves, inputs, cotangents)
+    return compare_with_oracle(run, inputs, cotangents, got)
 
 
 def adapt(op: Op, case: Case) -> Case:

@@ -27,18 +27,18 @@ from properties.laws.shared_tensors import summed
 
 def check(run: Run) -> float:
     op, case = run.op, run.case
-    inputs, gradients_of = run.inputs(), run.cotangents()
-    together = run.call(inputs, gradients_of)
+    inputs, cotangents = run.inputs(), run.cotangents()
+    together = run.call(inputs, cotangents)
     apart = []
     tensors = separate(op, case, tensors_of(op, inputs))
-    incoming = separate(op, case, gradients_of)
+    of_each = separate(op, case, cotangents)
     for n in range(case.sequences):
         options = {**inputs.options, **_offset_of(case, n), **_structure_of(run, n)}
         alone = replace(inputs, tensors=tensors[n], options=options)
-        apart.append(run.call(alone, incoming[n]))
+        apart.append(run.call(alone, of_each[n]))
     shared = shared_gradients(op, case) & set(together)
     names = [name for name in together if name not in shared]
-    _expect_no_neighbour(run, inputs, gradients_of, together, names)
+    _expect_no_neighbour(run, inputs, cotangents, together, names)
     alone_joined = join(op, case, [{name: one[name] for name in names} for one in apart])
     # A projection is a matrix product of PyTorch, whose bits depend on the number of rows.
     by_count = has(op, Role.PROJECTION) or run.subject.target.chooses_by_count(op, case)
@@ -50,13 +50,13 @@ def check(run: Run) -> float:
     sums = {name: summed(one[name] for one in apart) for name in shared}
     got = {**alone_joined, **{name: total for name, (total, _) in sums.items()}}
     left_out = {name: infinite for name, (_, infinite) in sums.items()}
-    return compare_with_oracle(run, inputs, gradients_of, got, left_out)
+    return compare_with_oracle(run, inputs, cotangents, got, left_out)
 
 
 def _expect_no_neighbour(
     run: Run,
     inputs: Inputs,
-    gradients_of: Results,
+    cotangents: Results,
     together: Results,
     names: list[str],
 ) -> None:
@@ -79,7 +79,7 @@ def _expect_no_neighbour(
             start, stop = spans(case, dims[axis])[garbage]
             x.narrow(axis, start, stop - start).fill_(float("nan"))
             tensors[name] = relaid(x, case.layout_of(name))
-    beside = run.call(inputs.with_tensors(tensors), gradients_of)
+    beside = run.call(inputs.with_tensors(tensors), cotangents)
 
     def others(results: Results) -> Results:
         pieces = separate(op, case, {name: results[name] for name in names})

@@ -23,8 +23,8 @@ from properties.laws.law import Law, Run, with_a_row
 
 def check(run: Run) -> float:
     op, case = run.op, run.case
-    inputs, gradients_of = run.inputs(), run.cotangents()
-    plain = run.call(inputs, gradients_of)
+    inputs, cotangents = run.inputs(), run.cotangents()
+    plain = run.call(inputs, cotangents)
     generator = torch.Generator().manual_seed(case.seed + 2)
     order = _order(case.sequences, generator)
     heads = _order(case.dims.get("G", case.dims.get("H", 1)), generator)
@@ -38,11 +38,11 @@ def check(run: Run) -> float:
     for name, x in inputs.tensors.items():
         if isinstance(case.options.get(name), (list, tuple)):
             tensors[name] = x[order.to(x.device)]
-    incoming = _permuted(op, case, gradients_of, order, heads)
+    permuted = _permuted(op, case, cotangents, order, heads)
     others = replace(inputs, tensors=tensors).with_options(
         **_structure(case, order, heads, run.subject.device)
     )
-    results = run.on(moved).call(others, incoming)
+    results = run.on(moved).call(others, permuted)
     back = _permuted(op, moved, results, order.argsort(), heads.argsort())
 
     summed = {f"d{name}" for name, ones in case.broadcast.items() if "H" in ones}
@@ -57,7 +57,7 @@ def check(run: Run) -> float:
         )
         if not shared:
             return 0.0
-    return compare_with_oracle(run, inputs, gradients_of, back)
+    return compare_with_oracle(run, inputs, cotangents, back)
 
 
 def _order(count: int, generator: torch.Generator) -> Tensor:

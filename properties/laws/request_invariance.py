@@ -27,20 +27,20 @@ def check(run: Run) -> float:
 
     @cache
     def whole(loud: tuple[str, ...]) -> Results:
-        incoming = {n: x if n in loud else torch.zeros_like(x) for n, x in every.items()}
-        return run.call(inputs, incoming)
+        cotangents = {n: x if n in loud else torch.zeros_like(x) for n, x in every.items()}
+        return run.call(inputs, cotangents)
 
     worst = 0.0
     some = [r for r in requests(op, case, tuple(every)) if within_bounds(op, r)]
     # Each request costs a call or two; a few cases together try them all.
     for request in random.Random(case.seed).sample(some, min(SOME, len(some))):
         less = run.on(request)
-        asked, incoming = less.inputs(), less.cotangents()
-        got = less.call(asked, incoming)
-        full = whole(tuple(incoming) or tuple(every))
+        asked, cotangents = less.inputs(), less.cotangents()
+        got = less.call(asked, cotangents)
+        full = whole(tuple(cotangents) or tuple(every))
         want = {name: full[name] for name in got}
         against = "the call that asks for everything"
-        worst = max(worst, expect_same(less, asked, incoming, got, want, against))
+        worst = max(worst, expect_same(less, asked, cotangents, got, want, against))
     return worst
 
 

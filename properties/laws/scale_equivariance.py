@@ -22,18 +22,18 @@ def check(run: Run) -> float:
     factor = next(_factors(op, case, scale), None)
     if factor is None:
         return 0.0
-    inputs, gradients_of = run.inputs(), run.cotangents()
+    inputs, cotangents = run.inputs(), run.cotangents()
     queries = [a.name for a in op.arguments if a.role is Role.QUERY]
     # Keep the layout: with another alignment a GPU need not give the same bits.
     larger = inputs.with_tensors(
         {q: relaid(factor * inputs.tensors[q], case.layout_of(q)) for q in queries}
     )
     larger = larger.with_options(scale=scale / factor)
-    moved = run.call(larger, gradients_of)
+    moved = run.call(larger, cotangents)
     if not run.subject.target.bitwise:
         # An implementation may apply the scale as two square roots, which round differently.
-        return compare_with_oracle(run, larger, gradients_of, moved)
-    plain = run.call(inputs.with_options(scale=scale), gradients_of)
+        return compare_with_oracle(run, larger, cotangents, moved)
+    plain = run.call(inputs.with_options(scale=scale), cotangents)
     want = dict(plain)
     for name in {f"d{q}" for q in queries} & plain.keys():
         # A gradient that overflows may be finite in the call where it is smaller.
@@ -41,17 +41,17 @@ def check(run: Run) -> float:
         want[name] = torch.where(x.isinf(), moved[name], x / factor)
     which = " and ".join(queries)
     against = f"scale {scale} where {which} is {factor} times larger and scale {scale / factor}"
-    expect_identical(run, moved, want, against, normal=_divided(case, gradients_of))
+    expect_identical(run, moved, want, against, normal=_divided(case, cotangents))
     return 0.0
 
 
-def _divided(case: Case, gradients_of: Results) -> float:
+def _divided(case: Case, cotangents: Results) -> float:
     """By how much a kernel may divide gradients on the way, so that they stay in float16's range:
     at most the largest cotangent, as values are not as large.
     """
     if case.dtype != "float16":
         return 1.0
-    return max([1.0, *(float(x.abs().max()) for x in gradients_of.values() if x.numel())])
+    return max([1.0, *(float(x.abs().max()) for x in cotangents.values() if x.numel())])
 
 
 def _literal(case: Case) -> float:

@@ -28,16 +28,16 @@ def check(run: Run) -> float:
     # Each half is a call of its own, which must be within bounds.
     if not all(within_bounds(op, _half(op, case, early)) for early in (True, False)):
         return 0.0
-    inputs, gradients_of = run.inputs(), run.cotangents()
+    inputs, cotangents = run.inputs(), run.cotangents()
     shared = SharedTensors(inputs)
 
     def in_two_calls(**given: Any) -> tuple[Tensor | None, ...]:
         return _in_two_calls(run, given, shared)
 
     with run.subject.claiming(case):
-        got = outputs_and_gradients(op, in_two_calls, shared.leaves(inputs), gradients_of)
+        got = outputs_and_gradients(op, in_two_calls, shared.leaves(inputs), cotangents)
     got, left_out = shared.rounded(got), shared.infinite
-    return compare_with_oracle(run, inputs, gradients_of, got, left_out)
+    return compare_with_oracle(run, inputs, cotangents, got, left_out)
 
 
 def _in_two_calls(

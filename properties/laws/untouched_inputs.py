@@ -26,10 +26,10 @@ def check(run: Run) -> float:
     other = replace(case, layout=sorted(LAYOUTS)[case.seed % len(LAYOUTS)], layouts={})
     for each in (case, op.settle(other)):
         moved = run.on(each)
-        inputs, gradients_of = moved.inputs(), moved.cotangents()
-        watched = {**inputs.tensors, **{f"gradient of {n}": x for n, x in gradients_of.items()}}
+        inputs, cotangents = moved.inputs(), moved.cotangents()
+        watched = {**inputs.tensors, **{f"gradient of {n}": x for n, x in cotangents.items()}}
         before = {name: _memory(x).clone() for name, x in watched.items()}
-        results = run.call(inputs, gradients_of)
+        results = run.call(inputs, cotangents)
         for name, x in watched.items():
             if not torch.equal(_memory(x), before[name]):
                 fail(run, f"{name}: its memory was written to")

@@ -17,16 +17,16 @@ from properties.laws.law import Law, Run
 
 
 def check(run: Run) -> float:
-    inputs, gradients_of = run.inputs(), run.cotangents()
-    want = run.call(inputs, gradients_of)
+    inputs, cotangents = run.inputs(), run.cotangents()
+    want = run.call(inputs, cotangents)
     with ExitStack() as unknown:
         unknown.enter_context(_fresh_memory_is_nan())
         if simulator.installed() and run.subject.target.bitwise:
             unknown.enter_context(simulator.simulating(unmasked=math.nan))
-        got = run.call(inputs, gradients_of)
+        got = run.call(inputs, cotangents)
     if not run.subject.target.bitwise:
         # The switch that fills memory may also select another algorithm.
-        return compare_with_oracle(run, inputs, gradients_of, got)
+        return compare_with_oracle(run, inputs, cotangents, got)
     against = "the same call where fresh memory and masked lanes hold anything"
     expect_identical(run, got, want, against)
     return 0.0

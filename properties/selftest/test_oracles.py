@@ -13,7 +13,7 @@ from properties.cases.case import Case
 from properties.cases.extents import ORDINARY
 from properties.cases.inputs import Results
 from properties.cases.strategies import cases
-from properties.cases.tensors import build, cotangents, work
+from properties.cases.tensors import build, build_cotangents, work
 from properties.catalogue import OPS, Op
 from properties.catalogue.op import REFERENCE, Function, Role
 from properties.targets.oracle import Oracle
@@ -30,14 +30,14 @@ def test_second_form_agrees_with_the_first_in_float64(op: Op) -> None:
     @given(cases(op, REFERENCE, "float32", Oracle(), longest=40, extents=ORDINARY))
     def forms_agree(case: Case) -> None:
         inputs = build(op, case).to(torch.float64)
-        incoming = {n: x.double() for n, x in cotangents(op, case).items()}
-        first = outputs_and_gradients(op, op.oracle, inputs, incoming)
-        second = outputs_and_gradients(op, op.second_form, inputs, incoming)
+        cotangents = {n: x.double() for n, x in build_cotangents(op, case).items()}
+        first = outputs_and_gradients(op, op.oracle, inputs, cotangents)
+        second = outputs_and_gradients(op, op.second_form, inputs, cotangents)
 
         def budget(form: Function, results: Results, draws: int) -> dict[str, Budget]:
             def of(tensors: Mapping[str, torch.Tensor]) -> Results:
                 given = {n: x for n, x in tensors.items() if n in inputs.tensors}
-                return transformable(op, form, replace(inputs, tensors=given), incoming)
+                return transformable(op, form, replace(inputs, tensors=given), cotangents)
 
             how = Computation(
                 precision=FLOAT64,

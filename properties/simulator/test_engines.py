@@ -108,8 +108,8 @@ def outputs(case: Case) -> Outputs:
     from properties.targets import load
 
     op, subject = OPS[case.op], Subject(load("ours", CPU), CPU)
-    inputs, gradients_of = subject.inputs(op, case), subject.cotangents(op, case)
-    return subject.run(op, case, inputs, gradients_of)
+    inputs, cotangents = subject.inputs(op, case), subject.cotangents(op, case)
+    return subject.run(op, case, inputs, cotangents)
 
 
 DTYPES = ("float32", "float16", "bfloat16")
@@ -309,8 +309,8 @@ def expect_within_budget(case: Case, results: Outputs) -> None:
     from properties.targets import load
 
     op, subject = OPS[case.op], Subject(load("ours", CPU), CPU)
-    inputs, gradients_of = subject.inputs(op, case), subject.cotangents(op, case)
-    compare_with_oracle(Run("differential", op, case, subject), inputs, gradients_of, results)
+    inputs, cotangents = subject.inputs(op, case), subject.cotangents(op, case)
+    compare_with_oracle(Run("differential", op, case, subject), inputs, cotangents, results)
 
 
 def largest_element(x: torch.Tensor) -> float:

@@ -104,9 +104,9 @@ def _stretched(op: Op, tensors: Results, along: str, memory: Tensor, place: int)
 
 def test_offsets_are_64_bits_wide(case: Case, along: str, subject: Subject, memory: Tensor) -> None:
     op = OPS[case.op]
-    inputs, gradients_of = subject.inputs(op, case), subject.cotangents(op, case)
+    inputs, cotangents = subject.inputs(op, case), subject.cotangents(op, case)
     far = _stretched(op, tensors_of(op, inputs), along, memory, 0)
-    incoming = gradients_of | _stretched(op, gradients_of, along, memory, 2**18)
+    incoming = cotangents | _stretched(op, cotangents, along, memory, 2**18)
     assert far, "no tensor has this dim"
     got = subject.run(op, case, inputs.with_tensors(far), incoming)
-    compare_with_oracle(Run("differential", op, case, subject), inputs, gradients_of, got)
+    compare_with_oracle(Run("differential", op, case, subject), inputs, cotangents, got)

@@ -29,12 +29,12 @@ def test_a_gate_of_minus_inf_equals_a_very_low_gate(
     op = OPS[name]
     case = op.full(mode, dict.fromkeys(op.dims, 1) | {"K": 16, "V": 16}, (TOKENS,), packed=False)
     case = replace(case, dtype=dtype)
-    inputs, gradients_of = subject.inputs(op, case), subject.cotangents(op, case)
+    inputs, cotangents = subject.inputs(op, case), subject.cotangents(op, case)
 
     def with_gate(value: float) -> dict[str, torch.Tensor]:
         g = inputs.tensors[gate].clone()
         g[:, RESET] = value
-        return subject.run(op, case, inputs.with_tensors({gate: g}), gradients_of)
+        return subject.run(op, case, inputs.with_tensors({gate: g}), cotangents)
 
     low, minus_inf = with_gate(-1000.0), with_gate(-math.inf)
     # Attention's sums after a low gate have fewer digits, and a GPU's compiler may round them

@@ -107,15 +107,15 @@ def test_sequences_are_computed_alike_wherever_they_lie(
     if torch.cuda.get_device_properties(gpu).total_memory < MEMORY:
         pytest.skip("wants a GPU with 128 GiB")
     op = OPS[case.op]
-    inputs, gradients_of = subject.inputs(op, case), subject.cotangents(op, case)
-    want = subject.run(op, case, inputs, gradients_of)
+    inputs, cotangents = subject.inputs(op, case), subject.cotangents(op, case)
+    want = subject.run(op, case, inputs, cotangents)
     large = inputs.tensors[_large(op, case.mode)]
     counted = large[..., 0] if case.dims.get("D") == _VECTORS["D"] else large
     times = 1 + ELEMENTS // counted.numel()
     dims = case.dims if case.packed else {**case.dims, "B": case.dims["B"] * times}
     lengths = case.lengths * times if case.packed else case.lengths
     many = replace(case, dims=dims, lengths=lengths)
-    incoming = _over_and_over(op, case, gradients_of, times)
+    incoming = _over_and_over(op, case, cotangents, times)
     got = subject.run(op, many, _repeated(op, case, inputs, times, gpu), incoming)
     # The gradient of a shared argument sums over sequences.
     for name in want.keys() - shared_gradients(op, case):

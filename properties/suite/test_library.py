@@ -267,8 +267,8 @@ def test_what_changes_before_the_backward_pass_is_refused_or_does_not_matter(
     function keeps.
     """
     op, function = OPS[case.op], getattr(kernels, case.op)
-    inputs, gradients_of = subject.inputs(op, case), subject.cotangents(op, case)
-    want = outputs_and_gradients(op, function, inputs, gradients_of, mode=case.mode)
+    inputs, cotangents = subject.inputs(op, case), subject.cotangents(op, case)
+    want = outputs_and_gradients(op, function, inputs, cotangents, mode=case.mode)
     outputs = [output.name for output in op.outputs]
     for changed in (*inputs.tensors, *outputs):
 
@@ -282,7 +282,7 @@ def test_what_changes_before_the_backward_pass_is_refused_or_does_not_matter(
 
         own = inputs.with_tensors({n: own_copy(x) for n, x in inputs.tensors.items()})
         try:
-            got = outputs_and_gradients(op, changing, own, gradients_of, mode=case.mode)
+            got = outputs_and_gradients(op, changing, own, cotangents, mode=case.mode)
         except RuntimeError as error:
             if not re.search("modified (by an )?inplace", str(error)):
                 raise
@@ -303,10 +303,10 @@ def test_a_call_leaves_nothing_behind(case: Case, subject: Subject) -> None:
         memory.extend(StorageWeakRef(x.untyped_storage()) for x in tensors)
 
     def call() -> None:
-        inputs, gradients_of = subject.inputs(op, case), subject.cotangents(op, case)
+        inputs, cotangents = subject.inputs(op, case), subject.cotangents(op, case)
         own = inputs.with_tensors({n: own_copy(x) for n, x in inputs.tensors.items()})
         watched(own.tensors.values())
-        watched(outputs_and_gradients(op, function, own, gradients_of, mode=case.mode).values())
+        watched(outputs_and_gradients(op, function, own, cotangents, mode=case.mode).values())
         with torch.no_grad():
             watched(outputs_and_gradients(op, function, own, mode=case.mode).values())
 
@@ -354,8 +354,8 @@ def test_compiled_equals_eager_bit_for_bit(case: Case, subject: Subject) -> None
     torch._dynamo.reset()
     compiled = torch.compile(function, fullgraph=True, backend="aot_eager", dynamic=dynamic)
     for each in (case, _longer(op, case)):
-        inputs, gradients_of = subject.inputs(op, each), subject.cotangents(op, each)
-        want = outputs_and_gradients(op, function, inputs, gradients_of, mode=each.mode)
+        inputs, cotangents = subject.inputs(op, each), subject.cotangents(op, each)
+        want = outputs_and_gradients(op, function, inputs, cotangents, mode=each.mode)
         # A graph compiled for any size must serve other lengths too, also where two sizes of the
         # first call are equal by chance, which PyTorch would take for one symbol.
         once = dynamic is True and each is not case
@@ -363,7 +363,7 @@ def test_compiled_equals_eager_bit_for_bit(case: Case, subject: Subject) -> None
             torch._dynamo.config.patch(error_on_recompile=once),
             mock.patch.object(torch.fx.experimental._config, "use_duck_shape", False),
         ):
-            got = outputs_and_gradients(op, compiled, inputs, gradients_of, mode=each.mode)
+            got = outputs_and_gradients(op, compiled, inputs, cotangents, mode=each.mode)
         assert got.keys() == want.keys()
         for name, x in want.items():
             assert got[name].dtype == x.dtype, name

@@ -7,7 +7,7 @@ import torch
 
 from properties.cases.case import Case
 from properties.cases.sequences import join, separate, shared_gradients, tensors_of
-from properties.cases.tensors import build, cotangents
+from properties.cases.tensors import build, build_cotangents
 from properties.catalogue import OPS
 from properties.laws import Subject
 from properties.targets.ours import MODES_WITH_KERNELS
@@ -25,10 +25,10 @@ def test_a_pack_of_many_sequences_is_its_parts(name: str, mode: str, subject: Su
     dims = {letter: 1 if letter in "BHGR" else 2 for letter in op.dims}
     options = {o.name: o.default for o in op.options}
     case = op.settle(Case.of(name, mode, dims, lengths, packed=True, options=options))
-    inputs, incoming = build(op, case, subject.device), cotangents(op, case, subject.device)
-    got = subject.run(op, case, inputs, incoming)
+    inputs, cotangents = build(op, case, subject.device), build_cotangents(op, case, subject.device)
+    got = subject.run(op, case, inputs, cotangents)
     pieces = separate(op, case, tensors_of(op, inputs))
-    of_pieces = separate(op, case, incoming)
+    of_pieces = separate(op, case, cotangents)
     each = separate(op, case, {n: x for n, x in got.items() if n not in shared_gradients(op, case)})
     for start in range(len(lengths) // 2, len(lengths), _OF_A_PART):
         part = slice(start, start + _OF_A_PART)

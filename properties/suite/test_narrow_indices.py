@@ -164,14 +164,14 @@ def test_offsets_into_tensors_are_64_bits_wide(
     op: Op, mode: str, extent: str, subject: Subject
 ) -> None:
     case = _case(op, mode, extent)
-    inputs, gradients_of = subject.inputs(op, case), subject.cotangents(op, case)
+    inputs, cotangents = subject.inputs(op, case), subject.cotangents(op, case)
     # Boundaries and positions too, which a kernel must widen after loading.
     tables = {n: x.int() for n, x in inputs.tensors.items() if x.dtype == torch.int64}
     inputs = inputs.with_tensors(tables)
     with simulator.simulating(index_bits=_extent(mode, extent).bits):
-        got = subject.run(op, case, inputs, gradients_of)
+        got = subject.run(op, case, inputs, cotangents)
     with simulator.simulating(checks=False):
-        want = subject.run(op, case, inputs, gradients_of)
+        want = subject.run(op, case, inputs, cotangents)
     assert set(got) == set(want)
     for name, x in want.items():
         assert torch.equal(got[name], x), name
@@ -219,8 +219,8 @@ def test_offsets_from_strides_are_64_bits_wide(
 
 
 def _compare_stretched(op: Op, case: Case, letters: str, subject: Subject) -> None:
-    inputs, gradients_of = subject.inputs(op, case), subject.cotangents(op, case)
-    want = subject.run(op, case, inputs, gradients_of)
+    inputs, cotangents = subject.inputs(op, case), subject.cotangents(op, case)
+    want = subject.run(op, case, inputs, cotangents)
 
     def stretched(name: str, x: Tensor) -> Tensor:
         axes = [i for i, d in enumerate(dims_of(op, name)) if d.removeprefix("#") in letters]
@@ -233,7 +233,7 @@ def _compare_stretched(op: Op, case: Case, letters: str, subject: Subject) -> No
 
     tensors = tensors_of(op, inputs).items()
     apart = inputs.with_tensors({n: stretched(n, x) for n, x in tensors})
-    incoming = {n: stretched(n, x) for n, x in gradients_of.items()}
+    incoming = {n: stretched(n, x) for n, x in cotangents.items()}
     with simulator.simulating(index_bits=BITS):
         got = subject.run(op, case, apart, incoming)
     for result, x in want.items():

@@ -38,13 +38,13 @@ _SIZES = {
 @pytest.mark.parametrize(("name", "mode"), MODES_WITH_KERNELS)
 def test_the_layout_of_rows_changes_nothing(name: str, mode: str, subject: Subject) -> None:
     op, case = OPS[name], _case(name, mode, (5,))
-    inputs, gradients_of = subject.inputs(op, case), subject.cotangents(op, case)
-    want = subject.run(op, case, inputs, gradients_of)
+    inputs, cotangents = subject.inputs(op, case), subject.cotangents(op, case)
+    want = subject.run(op, case, inputs, cotangents)
     turned = inputs.with_tensors({n: _transposed(x) for n, x in inputs.tensors.items()})
-    incoming = {n: _transposed(x) for n, x in gradients_of.items()}
-    for given, of in ((turned, gradients_of), (inputs, incoming)):
+    incoming = {n: _transposed(x) for n, x in cotangents.items()}
+    for given, of in ((turned, cotangents), (inputs, incoming)):
         got = subject.run(op, case, given, of)
-        about = Run("layout_invariance", op, case, subject), inputs, gradients_of
+        about = Run("layout_invariance", op, case, subject), inputs, cotangents
         expect_same(*about, got, want, "contiguous inputs, where their last two dims are exchanged")
 
 
@@ -62,25 +62,25 @@ def test_strides_of_one_do_not_stand_for_those_of_another(
 ) -> None:
     """Heads before tokens, one tensor at a time."""
     op, case = OPS[name], _case(name, mode, (2, 3) if packed else (5,), packed=packed)
-    inputs, gradients_of = subject.inputs(op, case), subject.cotangents(op, case)
-    want = subject.run(op, case, inputs, gradients_of)
-    about = Run("layout_invariance", op, case, subject), inputs, gradients_of
+    inputs, cotangents = subject.inputs(op, case), subject.cotangents(op, case)
+    want = subject.run(op, case, inputs, cotangents)
+    about = Run("layout_invariance", op, case, subject), inputs, cotangents
     for each, x in inputs.tensors.items():
-        got = subject.run(op, case, inputs.with_tensors({each: heads_first(x)}), gradients_of)
+        got = subject.run(op, case, inputs.with_tensors({each: heads_first(x)}), cotangents)
         expect_same(*about, got, want, f"contiguous inputs, where {each} has heads first")
-    for each, x in gradients_of.items():
-        got = subject.run(op, case, inputs, {**gradients_of, each: heads_first(x)})
+    for each, x in cotangents.items():
+        got = subject.run(op, case, inputs, {**cotangents, each: heads_first(x)})
         expect_same(*about, got, want, f"contiguous inputs, where d{each} has heads first")
 
 
 @pytest.mark.parametrize(("name", "mode"), PACKED)
 def test_the_layout_of_boundaries_changes_nothing(name: str, mode: str, subject: Subject) -> None:
     op, case = OPS[name], _case(name, mode, (2, 3), packed=True)
-    inputs, gradients_of = subject.inputs(op, case), subject.cotangents(op, case)
-    want = subject.run(op, case, inputs, gradients_of)
+    inputs, cotangents = subject.inputs(op, case), subject.cotangents(op, case)
+    want = subject.run(op, case, inputs, cotangents)
     bounds = torch.tensor([0, 4, 2, 1, 5], device=subject.device)
     sliced = inputs.with_tensors({n: bounds[::2] for n in op.packed_by if n in inputs.tensors})
-    for result, x in subject.run(op, case, sliced, gradients_of).items():
+    for result, x in subject.run(op, case, sliced, cotangents).items():
         assert torch.equal(x, want[result]), result
 
 

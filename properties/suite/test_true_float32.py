@@ -20,8 +20,8 @@ def test_no_product_is_rounded_to_tf32(name: str, mode: str, subject: Subject) -
     op = OPS[name]
     case = op.full(mode, {d: _SIZES.get(d, 2) for d in op.dims}, (70,), packed=False)
     case = replace(case, dtype="float32")
-    inputs, gradients_of = subject.inputs(op, case), subject.cotangents(op, case)
+    inputs, cotangents = subject.inputs(op, case), subject.cotangents(op, case)
     with simulator.simulating(tf32=True):
-        rounded = subject.run(op, case, inputs, gradients_of)
-    for result, x in subject.run(op, case, inputs, gradients_of).items():
+        rounded = subject.run(op, case, inputs, cotangents)
+    for result, x in subject.run(op, case, inputs, cotangents).items():
         assert torch.equal(rounded[result], x), result

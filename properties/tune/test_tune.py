@@ -20,7 +20,7 @@ from properties.aot.launches import record
 from properties.aot.worker import CompilerProcess
 from properties.architectures import ARCHITECTURES
 from properties.cases.calls import outputs_and_gradients
-from properties.cases.tensors import build, cotangents
+from properties.cases.tensors import build, build_cotangents
 from properties.catalogue import OPS
 from properties.device import activate
 from properties.tune import __main__ as command
@@ -278,9 +278,9 @@ def _asked_for(row: tuple[str, str], stage: Stage) -> list[str]:
     op, case = OPS[row[0]], problem.timed(stage)
     with trial.installed(problem, entry), patch.object(Entry, "of", of):
         function = getattr(kernels, row[0])
-        inputs, gradients_of = build(op, case), cotangents(op, case)
+        inputs, cotangents = build(op, case), build_cotangents(op, case)
         record(
-            lambda: outputs_and_gradients(op, function, inputs, gradients_of, mode=row[1], tile=0),
+            lambda: outputs_and_gradients(op, function, inputs, cotangents, mode=row[1], tile=0),
             ARCHITECTURES["sm_90"],
         )
     return asked

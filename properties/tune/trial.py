@@ -30,7 +30,7 @@ from properties.cases.case import Case
 from properties.cases.inputs import Inputs, Results
 from properties.cases.lengths import WORK
 from properties.cases.strategies import cases
-from properties.cases.tensors import build, cotangents, work
+from properties.cases.tensors import build, build_cotangents, work
 from properties.catalogue import OPS
 from properties.catalogue.op import Argument, Output, Role
 from properties.laws import Subject, Violation
@@ -285,10 +285,10 @@ def judged(
 
 def _calls(problem: Problem, stage: Stage, device: torch.device) -> list[Callable[[], object]]:
     op, case = OPS[problem.op], problem.timed(stage)
-    inputs, gradients_of = _built(case, device)
+    inputs, cotangents = _built(case, device)
     calls: list[Callable[[], object]] = []
     for backward in stage.passes:
-        wanted = gradients_of if backward else None
+        wanted = cotangents if backward else None
         function = getattr(kernels, op.name)
         calls.append(
             partial(
@@ -310,7 +310,7 @@ def _built(case: Case, device: torch.device) -> tuple[Inputs, Results]:
         _LAST.clear()
         op, batch = OPS[case.op], case.dims["B"]
         row = replace(case, dims={**case.dims, "B": 1})
-        inputs, gradients_of = build(op, row, device), cotangents(op, row, device)
+        inputs, cotangents = build(op, row, device), build_cotangents(op, row, device)
         named: list[Argument | Output] = [*op.arguments, *op.outputs]
         rows = {one.name for one in named if one.dims[0] == "B"}
 
@@ -319,7 +319,7 @@ def _built(case: Case, device: torch.device) -> tuple[Inputs, Results]:
                 name: torch.cat([x] * batch) if name in rows else x for name, x in tensors.items()
             }
 
-        _LAST[case, device] = inputs.with_tensors(repeated(inputs.tensors)), repeated(gradients_of)
+        _LAST[case, device] = inputs.with_tensors(repeated(inputs.tensors)), repeated(cotangents)
     return _LAST[case, device]
 
 
@@ -327,7 +327,7 @@ def _run(case: Case) -> None:
     op = OPS[case.op]
     function = getattr(kernels, op.name)
     outputs_and_gradients(
-        op, function, build(op, case), cotangents(op, case), mode=case.mode, tile=case.tile
+        op, function, build(op, case), build_cotangents(op, case), mode=case.mode, tile=case.tile
     )
 
 

@@ -117,10 +117,10 @@ def budgets(
     applying = rules(how.precision, multilinear=absolute is not None)
     values = {**tensors, **want}
     forward = how.terms * _largest_value(
-        [x for name, x in values.items() if name not in how.cotangents]
+        [x for name, x in values.items() if name not in how.backward]
     )
     backward = how.terms * _largest_value(list(values.values()))
-    largest = {name: backward if name in how.cotangents else forward for name in want}
+    largest = {name: backward if name in how.backward else forward for name in want}
     bounds: list[dict[str, Tensor]] = []
     spreads: dict[str, Spread] = {}
     if absolute is not None:

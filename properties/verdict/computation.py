@@ -42,7 +42,7 @@ class Computation:
         row_sums: relative error of what the gradient of a softmax subtracts in a row, beside the
             `inherited` error of an LSE.
         inherited: errors that tensors have before the perturbed runs, by name.
-        cotangents: names of the cotangents and gradients, on whose size no other result depends.
+        backward: names of the cotangents and gradients, on whose size no other result depends.
         parts: rounded gradients that are added up, stacked, by the name of their sum.
     """
 
@@ -56,5 +56,5 @@ class Computation:
     float32_logits: bool = False
     row_sums: float = 0.0
     inherited: Mapping[str, InheritedError] = field(default_factory=dict)
-    cotangents: frozenset[str] = frozenset()
+    backward: frozenset[str] = frozenset()
     parts: Mapping[str, Tensor] = field(default_factory=dict)

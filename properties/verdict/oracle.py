@@ -18,12 +18,12 @@ from properties.verdict.computation import Computation, InheritedError
 from properties.verdict.precision import ACCUMULATOR, Precision, unit_roundoff
 from properties.verdict.sigma import OracleFunction
 
-_INCOMING = "gradient of "
+_COTANGENT = "gradient of "
 
 
-def oracle_results(op: Op, inputs: Inputs, gradients_of: Results | None) -> Results:
+def oracle_results(op: Op, inputs: Inputs, cotangents: Results | None) -> Results:
     """Run the oracle in float64 on the numbers that the implementation gets."""
-    return outputs_and_gradients(op, op.oracle, inputs.to(torch.float64), in_float64(gradients_of))
+    return outputs_and_gradients(op, op.oracle, inputs.to(torch.float64), in_float64(cotangents))
 
 
 def in_float64(tensors: Results | None) -> Results:
@@ -37,7 +37,7 @@ def exact_scores(op: Op, inputs: Inputs) -> Inputs:
     return replace(inputs, tensors=kept)
 
 
-def gradient_parts(op: Op, inputs: Inputs, gradients_of: Results) -> Results:
+def gradient_parts(op: Op, inputs: Inputs, cotangents: Results) -> Results:
     """The gradients that autograd adds, rounded, for tensors that are several arguments: "dx" →
     those of all these arguments, stacked.
     """
@@ -52,9 +52,9 @@ def gradient_parts(op: Op, inputs: Inputs, gradients_of: Results) -> Results:
         same={},
         trained=(*inputs.trained, *(n for names in together.values() for n in names[1:])),
     )
-    if not together or not gradients_of:
+    if not together or not cotangents:
         return {}
-    found = oracle_results(op, apart, gradients_of)
+    found = oracle_results(op, apart, cotangents)
     return {
         f"d{name}": torch.stack([found[f"d{n}"] for n in names]) for name, names in together.items()
     }
@@ -65,7 +65,7 @@ class OracleCall:
     """A call of the oracle.
 
     Args:
-        incoming: cotangents in float64, by output.
+        cotangents: in float64, by output.
         want: the oracle's results.
         dtypes: those in which a kernel returns the results.
         parts: see `gradient_parts`.
@@ -74,7 +74,7 @@ class OracleCall:
     op: Op
     case: Case
     inputs: Inputs
-    incoming: Results
+    cotangents: Results
     want: Results
     dtypes: Mapping[str, torch.dtype]
     parts: Results
@@ -90,13 +90,13 @@ class OracleCall:
         telescopes = tuple(t for t in op.telescopes(case) if t.gradient in self.want)
         call = self._with_every_gradient() if telescopes else self
         inherited, row_sums = {}, 0.0
-        if op.float32_logits and call.incoming:
+        if op.float32_logits and call.cotangents:
             call = call._with_every_output()
             inherited = call._inherited()
             if not any(o.name == "lse" for o in op.outputs):
                 row_sums = _of_a_row_sum(call.want["o"], call.dtypes["o"])
         exact = exact_scores(op, call.inputs.to(torch.float64))
-        tensors = {**exact.tensors, **{_INCOMING + name: x for name, x in call.incoming.items()}}
+        tensors = {**exact.tensors, **{_COTANGENT + name: x for name, x in call.cotangents.items()}}
         how = Computation(
             precision=precision,
             output_dtypes=call.dtypes,
@@ -108,7 +108,7 @@ class OracleCall:
             float32_logits=op.float32_logits,
             row_sums=row_sums,
             inherited=inherited,
-            cotangents=frozenset(n for n in (*tensors, *call.want) if _follows_cotangents(op, n)),
+            backward=frozenset(n for n in (*tensors, *call.want) if _is_backward(op, n)),
             parts=self.parts,
         )
         absolute = None
@@ -130,19 +130,19 @@ class OracleCall:
         """Telescoping gradients inherit errors even from results that the case does not request."""
         op, case = self.op, self.case
         inputs = replace(self.inputs, trained=trained(op, replace(case, frozen=())))
-        silent = {o.name for o in differentiable_outputs(op, case)} - set(self.incoming)
+        silent = {o.name for o in differentiable_outputs(op, case)} - set(self.cotangents)
         zeros = {name: torch.zeros_like(self.want[name]) for name in silent}
-        incoming = {**self.incoming, **zeros}
-        want = oracle_results(op, inputs, incoming)
+        cotangents = {**self.cotangents, **zeros}
+        want = oracle_results(op, inputs, cotangents)
         dtypes = {name: self.dtypes.get(name, case.torch_dtype) for name in want}
-        return replace(self, inputs=inputs, incoming=incoming, want=want, dtypes=dtypes)
+        return replace(self, inputs=inputs, cotangents=cotangents, want=want, dtypes=dtypes)
 
     def _with_every_output(self) -> "OracleCall":
         """Gradients of a softmax inherit errors of its output and of its LSE."""
         inputs = self.inputs.with_options(**self.op.asks_for_all)
         nothing = torch.zeros_like(self.want["o"])
-        incoming = {"o": nothing, "lse": nothing[..., 0].transpose(1, 2), **self.incoming}
-        return replace(self, inputs=inputs, incoming=incoming)
+        cotangents = {"o": nothing, "lse": nothing[..., 0].transpose(1, 2), **self.cotangents}
+        return replace(self, inputs=inputs, cotangents=cotangents)
 
     def _inherited(self) -> dict[str, InheritedError]:
         """Errors that softmax gradients inherit from the forward pass, as errors of the cotangents.
@@ -155,12 +155,12 @@ class OracleCall:
         """
         scale = self.inputs.options.get("scale")
         factor = ACCUMULATOR * (largest_logit(self.op, self.inputs.given(), scale) or 0.0)
-        do, dlse = self.incoming["o"], self.incoming["lse"]
+        do, dlse = self.cotangents["o"], self.cotangents["lse"]
         rounded = unit_roundoff(self.dtypes["o"])
         sums = rounded * (do * self.want["o"]).nan_to_num(0, 0, 0).norm(dim=-1)
         return {
-            f"{_INCOMING}o": InheritedError(factor * do, (*do.shape[:-1], 1)),
-            f"{_INCOMING}lse": InheritedError(
+            f"{_COTANGENT}o": InheritedError(factor * do, (*do.shape[:-1], 1)),
+            f"{_COTANGENT}lse": InheritedError(
                 torch.hypot(factor * dlse, sums.transpose(1, 2)), dlse.shape
             ),
         }
@@ -184,10 +184,10 @@ def _has_equal_terms(case: Case) -> bool:
     return "repeated" in layouts or (case.values == "zeros" and "expanded" in layouts)
 
 
-def _follows_cotangents(op: Op, name: str) -> bool:
+def _is_backward(op: Op, name: str) -> bool:
     """Whether it is a cotangent or the gradient "dx" of an argument x."""
     arguments = {argument.name for argument in op.arguments}
-    return name.startswith(_INCOMING) or (name[0] == "d" and name[1:] in arguments)
+    return name.startswith(_COTANGENT) or (name[0] == "d" and name[1:] in arguments)
 
 
 def _of_a_row_sum(o: Tensor, dtype: torch.dtype) -> float:
@@ -199,11 +199,11 @@ def _by_tensors(op: Op, function: Function, inputs: Inputs) -> OracleFunction:
     """The op as a function of its tensors and cotangents only."""
 
     def of(tensors: Mapping[str, Tensor]) -> Results:
-        given = {n: x for n, x in tensors.items() if not n.startswith(_INCOMING)}
-        incoming = {
-            n.removeprefix(_INCOMING): x for n, x in tensors.items() if n.startswith(_INCOMING)
+        given = {n: x for n, x in tensors.items() if not n.startswith(_COTANGENT)}
+        cotangents = {
+            n.removeprefix(_COTANGENT): x for n, x in tensors.items() if n.startswith(_COTANGENT)
         }
-        return transformable(op, function, replace(inputs, tensors=given), incoming)
+        return transformable(op, function, replace(inputs, tensors=given), cotangents)
 
     return of
 
