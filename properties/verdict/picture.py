@@ -1,9 +1,8 @@
 """A picture of a failed comparison: which elements are wrong, tokens across."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, product
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -54,12 +53,6 @@ class Picture:
     cuts: tuple[float, ...]
     strips: tuple[Strip, ...]
     more: int
-
-    @classmethod
-    def read(cls, said: Mapping[str, Any]) -> "Picture":
-        """Read a picture from the JSON of `dataclasses.asdict`."""
-        strips = tuple(Strip(one["title"], tuple(one["rows"])) for one in said["strips"])
-        return cls(**{**said, "cuts": tuple(said["cuts"]), "strips": strips})
 
 
 def picture(comparison: Comparison, case: Case, dims: Sequence[str]) -> Picture | None:
