@@ -42,6 +42,8 @@ def outputs_and_gradients(
     given = inputs.given(tensors)
     if earlier is not None:
         _call_before(function, given, earlier, context, extra)
+        # A view of a tensor whose numbers have changed since may have another history.
+        given = inputs.given(tensors)
     if inputs.options.get("inplace"):
         name = op.arguments[0].name
         given[name] = own_copy(tensors[name])

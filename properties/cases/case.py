@@ -34,7 +34,8 @@ class Case:
         values: the recipe that fills the tensors.
         layout: the memory layout of the inputs.
         layouts: exceptions to `layout` by tensor; "do" is the cotangent of the output o.
-        same: argument → another argument whose tensor is passed for it too.
+        same: argument → another argument whose tensor is passed for it too, or the first channels
+            of it if the argument has fewer, as values that are a part of latent keys.
         frozen: differentiable tensors that need no gradient in this call.
         silent: requested outputs that get no cotangent.
         cotangents: how large those of the other outputs are, a name of

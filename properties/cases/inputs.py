@@ -18,12 +18,14 @@ class Inputs:
         tensors: by name; a tensor passed as two arguments is here once.
         options: the other arguments.
         same: argument → another argument whose tensor is passed for it too.
+        channels: argument → how many of the tensor's channels, the first ones, if not all.
         trained: the tensors that need a gradient.
     """
 
     tensors: dict[str, Tensor]
     options: dict[str, Any]
     same: Mapping[str, str] = field(default_factory=dict)
+    channels: Mapping[str, int] = field(default_factory=dict)
     trained: tuple[str, ...] = ()
 
     def to(self, dtype: torch.dtype, device: torch.device | str = "cpu") -> "Inputs":
@@ -44,7 +46,12 @@ class Inputs:
     def given(self, tensors: Mapping[str, Tensor] | None = None) -> dict[str, Any]:
         """Return every argument by name, with these tensors or with others in their place."""
         own = self.tensors if tensors is None else tensors
-        return {**own, **{name: own[other] for name, other in self.same.items()}, **self.options}
+        return {**own, **{name: self.shared(name, own) for name in self.same}, **self.options}
+
+    def shared(self, name: str, tensors: Mapping[str, Tensor]) -> Tensor:
+        """Return an argument that is another's tensor, or its first channels."""
+        x, channels = tensors[self.same[name]], self.channels.get(name)
+        return x if channels is None else x[..., :channels]
 
 
 def _moved(value: Any, device: torch.device | str) -> Any:

@@ -124,9 +124,7 @@ def _bundles(
 def _enlarged(
     draw: DrawFn, op: Op, dims: Mapping[str, int], extent: Extent, *, twin: bool
 ) -> dict[str, int]:
-    """Draw the dims along which a case is large; if it has a `twin`, query, key and value have one
-    shape.
-    """
+    """Draw the dims along which a case is large; if it has a `twin`, as `_alike` says."""
     large = large_dims(draw, extent, dims)
     dims = {letter: large.get(letter, size) for letter, size in dims.items()}
     if "wide" in extent and op.widest and draw(st.booleans()):
@@ -228,8 +226,8 @@ _WIDEST = (40, 257, 320, 511, 512, 576)
 
 
 def _alike(dims: Mapping[str, int]) -> dict[str, int]:
-    """Sizes with which query, key and value have one shape."""
-    alike = {"R": 1} | ({"V": dims["K"]} if "K" in dims else {})
+    """Sizes with which query and key have one shape, and a value this one or fewer channels."""
+    alike = {"R": 1} | ({"V": min(dims["V"], dims["K"])} if "K" in dims and "V" in dims else {})
     return {letter: alike.get(letter, size) for letter, size in dims.items()}
 
 
@@ -304,7 +302,7 @@ def _with_layouts(draw: DrawFn, op: Op, case: Case) -> Case:
 
 
 def _with_a_tensor_twice(draw: DrawFn, op: Op, case: Case) -> Case:
-    """Pass one tensor as two arguments: queries as keys, or keys as values."""
+    """Pass one tensor as two arguments: queries as keys, or keys, or a part of them, as values."""
     known = sizes(op, case)
     shapes = {a.name: shape(case, a, known) for a in present(op, case)}
     pairs = [
@@ -312,7 +310,7 @@ def _with_a_tensor_twice(draw: DrawFn, op: Op, case: Case) -> Case:
         for a in present(op, case)
         for b in present(op, case)
         if a is not b and a.role in ANY_NUMBERS and a.dtype == b.dtype == "case"
-        if shapes[a.name] == shapes[b.name] and not a.optional
+        if not a.optional and _fits(a, shapes[a.name], b, shapes[b.name])
     ]
     if not pairs or op.telescopes(case):
         return case
@@ -322,6 +320,15 @@ def _with_a_tensor_twice(draw: DrawFn, op: Op, case: Case) -> Case:
     # two arguments only one may be of any size.
     values = "gaussian" if case.values in ("large_states", "wide_range") else case.values
     return replace(case, same={name: other}, layouts=layouts, values=values)
+
+
+def _fits(
+    argument: Argument, size: tuple[int, ...], other: Argument, whole: tuple[int, ...]
+) -> bool:
+    """Whether another's tensor can be an argument: values may be the first channels of keys."""
+    if (argument.role, other.role) == (Role.VALUE, Role.KEY):
+        return size[:-1] == whole[:-1] and size[-1] <= whole[-1]
+    return size == whole
 
 
 def _with_a_call(draw: DrawFn, op: Op, mode: Mode, case: Case, target: Target) -> Case:

@@ -9,6 +9,7 @@ from functools import partial
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from properties.cases.inputs import Inputs, Results
 
@@ -26,6 +27,7 @@ class SharedTensors:
 
     def __init__(self, inputs: Inputs) -> None:
         self._dtypes = {n: inputs.tensors[n].dtype for n in inputs.trained if n in inputs.tensors}
+        self._channels = {n: inputs.tensors[n].shape[-1] for n in self._dtypes}
         self._same = inputs.same
         self.infinite: dict[str, Tensor] = {}
 
@@ -47,7 +49,7 @@ class SharedTensors:
         return part
 
     def _note(self, name: str, gradient: Tensor) -> None:
-        infinite = gradient.isinf()
+        infinite = pad(gradient.isinf(), (0, self._channels[name] - gradient.shape[-1]))
         if f"d{name}" in self.infinite:
             infinite |= self.infinite[f"d{name}"]
         self.infinite[f"d{name}"] = infinite

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from properties.cases.calls import outputs_and_gradients, transformable
 from properties.cases.case import Case
@@ -39,9 +40,9 @@ def exact_scores(op: Op, inputs: Inputs) -> Inputs:
 
 def gradient_parts(op: Op, inputs: Inputs, cotangents: Results) -> Results:
     """The gradients that autograd adds, rounded, for tensors that are several arguments: "dx" →
-    those of all these arguments, stacked.
+    those of all these arguments, stacked, with zeros in channels that are no part of an argument.
     """
-    alone = {n: inputs.tensors[other].clone() for n, other in inputs.same.items()}
+    alone = {n: inputs.shared(n, inputs.tensors).clone() for n in inputs.same}
     together: dict[str, list[str]] = {}
     for n, other in inputs.same.items():
         if other in inputs.trained:
@@ -50,13 +51,19 @@ def gradient_parts(op: Op, inputs: Inputs, cotangents: Results) -> Results:
         inputs,
         tensors={**inputs.tensors, **alone},
         same={},
+        channels={},
         trained=(*inputs.trained, *(n for names in together.values() for n in names[1:])),
     )
     if not together or not cotangents:
         return {}
     found = oracle_results(op, apart, cotangents)
+
+    def whole(name: str, part: Tensor) -> Tensor:
+        return pad(part, (0, inputs.tensors[name].shape[-1] - part.shape[-1]))
+
     return {
-        f"d{name}": torch.stack([found[f"d{n}"] for n in names]) for name, names in together.items()
+        f"d{name}": torch.stack([whole(name, found[f"d{n}"]) for n in names])
+        for name, names in together.items()
     }
 
 
