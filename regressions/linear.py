@@ -965,7 +965,7 @@ BUGS = {
             seed=2,
         ),
         planted=Edit(
-            "kernels.linear.fused_recurrent",
+            "kernels.primitives.decay",
             "tl.where(tl.abs(g) < 0.5, S",
             "tl.where(g > -0.5, S",
         ),
