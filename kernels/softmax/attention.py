@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kernels import arguments, tiles
 from kernels.arguments import FLOATS, count_sequences
-from kernels.differentiable import Given, differentiable, schema_of
+from kernels.differentiable import differentiable, schema_of
 from kernels.modes import check_mode
 from kernels.op import op
 from kernels.primitives.layout import contiguous, dense_rows
@@ -34,7 +34,7 @@ from kernels.softmax.backward import (
 )
 from kernels.softmax.forward import attention_forward
 from kernels.softmax.gates import add_levels, cumulative_gates, levels, within_blocks
-from kernels.softmax.launch import factor_and_cap, launch
+from kernels.softmax.launch import factor_and_cap, launch, result_shapes
 from kernels.softmax.logits import LOG2E
 from kernels.softmax.ranges import powers
 from kernels.softmax.structure import Structure, attention_rules, check_pairs, check_structure
@@ -568,21 +568,11 @@ def _backward(
     return Call(**given).backward(d0, dlse, y0, s0)
 
 
-def _shapes(given: Given) -> list[tuple[tuple[int, ...], torch.dtype]]:
-    q, v = given["q"], given["v"]
-    batch, queries, heads, _ = q.shape
-    return [
-        ((batch, queries, heads, v.shape[3]), q.dtype),
-        ((batch, heads, queries), torch.float32),
-        ((2, batch, heads, queries), torch.float32),
-    ]
-
-
 _attention = differentiable(
     "attention_parallel",
     _forward,
     _backward,
-    _shapes,
+    result_shapes,
     outputs=2,
     saved=1,
     reads_output=True,

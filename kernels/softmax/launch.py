@@ -1,8 +1,10 @@
-"""Launch parameters of kernels over pairs of queries and keys."""
+"""Launch parameters and results of kernels over pairs of queries and keys."""
 
+import torch
 from torch import Tensor
 
 from kernels import tiles
+from kernels.differentiable import Given
 from kernels.softmax.logits import LOG2E
 from kernels.tiles import next_power_of_2
 
@@ -37,3 +39,14 @@ def factor_and_cap(scale: float, softcap: float | None) -> tuple[float, float]:
     if softcap is None:
         return scale * LOG2E.value, 0.0
     return scale / softcap, softcap * LOG2E.value
+
+
+def result_shapes(given: Given) -> list[tuple[tuple[int, ...], torch.dtype]]:
+    """Shapes and dtypes of o, of lse, and of a row's maximum and sum for the backward pass."""
+    q, v = given["q"], given["v"]
+    batch, queries, heads, _ = q.shape
+    return [
+        ((batch, queries, heads, v.shape[3]), q.dtype),
+        ((batch, heads, queries), torch.float32),
+        ((2, batch, heads, queries), torch.float32),
+    ]

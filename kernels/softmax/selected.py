@@ -22,12 +22,13 @@ from kernels.arguments import (
     check_size,
     describe,
 )
-from kernels.differentiable import Given, differentiable
+from kernels.differentiable import differentiable
 from kernels.modes import check_mode
 from kernels.op import axes, op
 from kernels.primitives.layout import dense_rows
 from kernels.scale import resolve_scale
 from kernels.softmax.arguments import MAX_DIM, LseOptions, check_heads, check_packing
+from kernels.softmax.launch import result_shapes
 from kernels.softmax.logits import LOG2E
 from kernels.softmax.ranges import powers
 from kernels.softmax.selection import selected_backward_kv, selected_backward_q, selected_forward
@@ -189,16 +190,6 @@ def _forward(
     return [o, lse, softmax]
 
 
-def _shapes(given: Given) -> list[tuple[tuple[int, ...], torch.dtype]]:
-    q, v = given["q"], given["v"]
-    batch, queries, heads, _ = q.shape
-    return [
-        ((batch, queries, heads, v.shape[3]), q.dtype),
-        ((batch, heads, queries), torch.float32),
-        ((2, batch, heads, queries), torch.float32),
-    ]
-
-
 def _backward(
     *, q: Tensor, k: Tensor, v: Tensor, indices: Tensor, cu_seqlens: Tensor | None,
     cu_seqlens_k: Tensor | None, block_size: int, scale: float, tile: int, dtype: torch.dtype,
@@ -251,7 +242,7 @@ def _backward(
 
 
 _selected = differentiable(
-    "selected_parallel", _forward, _backward, _shapes, outputs=2, saved=1, reads_output=True
+    "selected_parallel", _forward, _backward, result_shapes, outputs=2, saved=1, reads_output=True
 )
 
 
