@@ -1,7 +1,7 @@
 """Softmax attention: the public op, and the launches behind it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, Unpack
 
 import torch
@@ -235,7 +235,8 @@ class Call:
 
     def attend(self) -> tuple[Tensor, Tensor]:
         """o and lse, with gradients of q, k, v, sink, g and bias."""
-        o, lse, _ = _attention(**vars(self))
+        # PyTorch 2.11 compiles no `vars` of a frozen dataclass.
+        o, lse, _ = _attention(**{name: getattr(self, name) for name in _NAMES})
         return o, lse
 
     @property
@@ -567,6 +568,8 @@ def _backward(
     dlse = s0.new_zeros(s0.shape[1:]) if d1 is None else d1
     return Call(**given).backward(d0, dlse, y0, s0)
 
+
+_NAMES = tuple(field.name for field in fields(Call))
 
 _attention = differentiable(
     "attention_parallel",
