@@ -92,6 +92,27 @@ def _values_channels_telescope(case: Case) -> tuple[Telescope, ...]:
     return (Telescope("dgv", "B T H V", SEEN + carried(case)),)
 
 
+def _steps_telescope(case: Case) -> tuple[Telescope, ...]:
+    """The gradient of the gate before a token's steps, a difference of sums over values."""
+    steps = ("B T J H V", "v", "dv")
+    return (Telescope("dg", "B T H", (SEEN[0], steps, *carried(case))),)
+
+
+def _energies_telescope(case: Case) -> tuple[Telescope, ...]:
+    """The gradient of the gate of energies, a difference of sums over pairs of tokens."""
+    given = "beta_atk" in case.given
+    key = ("B T H", "beta_atk", "dbeta_atk") if given else ("B T H K", "k", "dk")
+    return (Telescope("dg_atk", "B T H", (key, *carried(case))),)
+
+
+def _momentum_telescopes(case: Case) -> tuple[Telescope, ...]:
+    """Gradients of both gates, differences of sums over pairs of tokens."""
+    pairs = (SEEN[0], ("B T H K", "k", "dk"), ("B T H K", "p", "dp"))
+    state = ("N H M K V", "gradient of final_state", "final_state")
+    products = (*pairs, state) if case.options.get("output_final_state") else pairs
+    return tuple(Telescope(gate, "B T H", products) for gate in ("dlog_alpha", "dlog_mu"))
+
+
 def _gentle_gates(case: Case) -> Case:
     return replace(case, values="gaussian") if case.values in GATE_RECIPES else case
 
@@ -190,7 +211,13 @@ MODES: Modes = {
             "generalized_delta_rule", "fused_recurrent", name="iplr_delta_rule", bounds=POSITIVE
         ),
     },
-    "gated_delta_product": each("gated_delta_product", "chunk", call=_steps_on_rows, dtypes=_HALF),
+    "gated_delta_product": each(
+        "gated_delta_product",
+        "chunk",
+        call=_steps_on_rows,
+        dtypes=_HALF,
+        telescopes=_steps_telescope,
+    ),
     "gdn2": {
         **each("gdn2", "chunk", theirs=_GATES_OF_GDN2, telescopes=channels_telescope),
         **each("gdn2", "fused_recurrent", theirs=_GATES_OF_GDN2, forward_only=True),
@@ -210,7 +237,13 @@ MODES: Modes = {
         ),
     },
     "momentum_delta_rule": {
-        **each("momentum_delta_rule", "chunk", dtypes=_HALF, **_MOMENTUM),
+        **each(
+            "momentum_delta_rule",
+            "chunk",
+            dtypes=_HALF,
+            telescopes=_momentum_telescopes,
+            **_MOMENTUM,
+        ),
         **each("momentum_delta_rule", "fused_recurrent", **_MOMENTUM),
     },
     "mesa_net": each(
@@ -239,7 +272,12 @@ MODES: Modes = {
         },
     ),
     "precond_gated_delta_rule": {
-        **each("precond_gated_delta_rule", "chunk", call=_energies, telescopes=values_telescope),
+        **each(
+            "precond_gated_delta_rule",
+            "chunk",
+            call=_energies,
+            telescopes=lambda case: (*values_telescope(case), *_energies_telescope(case)),
+        ),
         **each("precond_gated_delta_rule", "fused_recurrent", **_PRECONDITIONED),
     },
     "precond_kda": {
@@ -249,7 +287,7 @@ MODES: Modes = {
             call=_energies_of_unit_keys,
             ours=("use_qk_l2norm_in_kernel",),
             bounds={"normalized queries and keys": fixed_options(use_qk_l2norm_in_kernel=True)},
-            telescopes=channels_telescope,
+            telescopes=lambda case: (*channels_telescope(case), *_energies_telescope(case)),
         ),
         **each("precond_kda", "fused_recurrent", **_PRECONDITIONED),
     },

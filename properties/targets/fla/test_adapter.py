@@ -8,8 +8,11 @@ import torch
 import reference
 from properties import scope
 from properties.cases.case import Case
+from properties.catalogue import OPS
+from properties.catalogue.op import Role
 from properties.laws import LAWS, Subject
 from properties.targets import load
+from properties.targets.fla import delta
 from properties.targets.fla.implementations import implementations
 
 CASES = {
@@ -55,3 +58,20 @@ def test_keys_of_selected_attention_have_boundaries_of_their_own() -> None:
     with torch.no_grad():
         o = implementations()[0]["selected_attention"]["parallel"].function(**given)
     torch.testing.assert_close(o, reference.selected_attention(**given)[0])
+
+
+CHUNKS = [
+    (op, mode)
+    for op, modes in delta.MODES.items()
+    for mode, one in modes.items()
+    if "chunk" in mode and not one.forward_only
+]
+
+
+@pytest.mark.parametrize(("op", "mode"), CHUNKS)
+def test_budgets_of_gates_know_that_chunks_sum_over_pairs_of_tokens(op: str, mode: str) -> None:
+    """The gradient of the first gate is 0; of a kernel it is what rounding leaves of two sums."""
+    case = Case.of(op, mode, dict.fromkeys(OPS[op].dims, 1), (1,))
+    known = {telescope.gradient for telescope in delta.MODES[op][mode].telescopes(case)}
+    gates = {f"d{a.name}" for a in OPS[op].arguments if a.role is Role.LOG_DECAY}
+    assert gates <= known
