@@ -158,6 +158,12 @@ def _constant_state(given: Given) -> bool:
     return not (state.requires_grad and state.is_contiguous())
 
 
+def _copied_state(given: Given) -> bool:
+    """Whether a gradient arrives at a state that is not contiguous."""
+    state = given.get("initial_state")
+    return state is not None and state.requires_grad and not state.is_contiguous()
+
+
 def _edited(given: Given) -> bool:
     """Whether boundaries have been written to since they were made."""
     bounds = given.get("cu_seqlens")
@@ -520,6 +526,9 @@ _GATES_OF_A_CHUNK = (
         Case.from_json(
             '{"op":"gated_oja_rule","mode":"chunk","dtype":"float32","dims":{"B":1,"H":1,"K":15,"V":31},"lengths":[2],"packed":true,"given":["gv"],"options":{"scale":null,"output_final_state":false},"values":"extreme_gates","context":"no_grad"}'
         ),
+        Case.from_json(
+            '{"op":"precond_gated_delta_rule","mode":"chunk","dtype":"float32","dims":{"B":1,"H":1,"K":129,"V":2},"lengths":[65],"given":["g"],"options":{"scale":null,"use_qk_l2norm_in_kernel":true,"output_final_state":true},"values":"shut_gates","seed":2048}'
+        ),
     ),
     (
         Case.from_json(
@@ -532,6 +541,9 @@ _GATES_OF_A_CHUNK = (
         ),
         Case.from_json(
             '{"op":"kda","mode":"chunk_of_32","dtype":"float32","dims":{"B":2,"G":1,"R":1,"K":7,"V":8},"lengths":[47],"given":["g","initial_state"],"float32":["g"],"options":{"scale":-2.25,"use_qk_l2norm_in_kernel":true,"output_final_state":true},"values":"extreme_gates"}'
+        ),
+        Case.from_json(
+            '{"op":"gdn2","mode":"chunk","dtype":"float32","dims":{"B":1,"H":1,"K":12,"V":1},"lengths":[63],"given":["g"],"options":{"scale":null,"use_qk_l2norm_in_kernel":false,"output_final_state":false},"values":"shut_gates"}'
         ),
     ),
     (
@@ -702,6 +714,15 @@ LEDGER = (
                 '"V":16},"lengths":[3,2],"packed":true,"options":{"scale":null},"seed":1}'
             ),
             replace(_OTHERS["mesa_net", "chunk"], lengths=(3, 2), packed=True, seed=1),
+            Case.from_json(
+                '{"op":"delta_rule","mode":"chunk","dtype":"float16","dims":{"B":1,"H":1,"K":1,'
+                '"V":1},"lengths":[1],"packed":true,"options":{"scale":null,'
+                '"use_qk_l2norm_in_kernel":false,"output_final_state":false},"seed":1}'
+            ),
+            *(
+                replace(_OTHERS[op, "chunk"], lengths=(3, 2), packed=True, seed=1)
+                for op in ("gdn2", "gated_oja_rule", "precond_gated_delta_rule")
+            ),
         ),
         modes=("chunk", "parallel"),
         shows=_trains_packs,
@@ -872,14 +893,34 @@ LEDGER = (
                 '"K":8,"V":8},"lengths":[1],"options":{"scale":null,'
                 '"use_qk_l2norm_in_kernel":false,"output_final_state":false}}'
             ),
+            Case.from_json(
+                '{"op":"precond_kda","mode":"chunk","dtype":"float32","dims":{"B":1,"H":1,"K":8,'
+                '"V":8},"lengths":[1],"options":{"scale":null,"use_qk_l2norm_in_kernel":true,'
+                '"output_final_state":false}}'
+            ),
+            # Of a GPU with less shared memory.
+            *(
+                Case.from_json(
+                    f'{{"op":"dplr","mode":"{mode}","dtype":"float32","dims":{{"B":1,"H":1,"K":8,'
+                    '"V":9},"lengths":[1],"options":{"scale":null,"output_final_state":false},'
+                    '"architecture":"sm_120"}'
+                )
+                for mode in ("chunk", "chunk_safe_gate")
+            ),
+            Case.from_json(
+                '{"op":"rwkv7","mode":"chunk","dtype":"float32","dims":{"B":1,"H":1,"K":8,"V":9},'
+                '"lengths":[1],"options":{"scale":null,"output_final_state":false},'
+                '"architecture":"sm_120"}'
+            ),
         ),
-        modes=("chunk_safe_gate",),
+        modes=("chunk_safe_gate", "chunk"),
         shows=lambda given: given["k"].shape[-1] <= 8,
         symptoms=(Raised("CompilationError", "K >= 16"),),
         expected="8.0",
         got="CompilationError",
-        cause="The diagonal blocks of bounded gates are dots over the next power of two of K, and "
-        "a dot is over 16 at least.",
+        cause="Dots are over the next power of two of K, and a dot is over 16 at least: in the "
+        "diagonal blocks of bounded gates, between blocks of precond_kda, and on a GPU of less "
+        "shared memory in the backward pass of DPLR (chunk_o_bwd.py).",
     ),
     KnownFailure(
         name="dims_below_a_dot",
@@ -1042,6 +1083,43 @@ LEDGER = (
                 '{"op":"rwkv6","mode":"chunk","dtype":"float32","dims":{"B":1,"H":1,"K":16,"V":16},'
                 '"lengths":[5],"options":{"scale":null,"output_final_state":true},'
                 '"values":"closed_gates"}'
+            ),
+            Case.from_json(
+                '{"op":"gated_delta_rule","mode":"chunk","dtype":"float32","dims":{"B":1,"G":1,'
+                '"R":3,"K":1,"V":1},"lengths":[1],"given":["g"],"options":{"scale":null,'
+                '"use_qk_l2norm_in_kernel":false,"output_final_state":false},'
+                '"values":"closed_gates"}'
+            ),
+            Case.from_json(
+                '{"op":"gated_delta_product","mode":"chunk","dtype":"bfloat16","dims":{"B":1,"H":3,'
+                '"K":16,"V":16,"J":2},"lengths":[9],"given":["g"],"options":{"scale":null,'
+                '"use_qk_l2norm_in_kernel":false,"output_final_state":false},'
+                '"values":"closed_gates"}'
+            ),
+            Case.from_json(
+                '{"op":"dplr","mode":"chunk","dtype":"float32","dims":{"B":1,"H":1,"K":16,"V":15},'
+                '"lengths":[2],"given":["gk"],"options":{"scale":null,"output_final_state":false},'
+                '"values":"closed_gates","seed":4612}'
+            ),
+            Case.from_json(
+                '{"op":"rwkv7","mode":"chunk","dtype":"float32","dims":{"B":1,"H":6,"K":8,"V":10},'
+                '"lengths":[1],"options":{"scale":1.0,"output_final_state":false},'
+                '"values":"closed_gates"}'
+            ),
+            Case.from_json(
+                '{"op":"gated_oja_rule","mode":"chunk","dtype":"float32","dims":{"B":1,"H":1,'
+                '"K":11,"V":11},"lengths":[5],"given":["gv"],"options":{"scale":null,'
+                '"output_final_state":false},"values":"closed_gates","seed":1}'
+            ),
+            *(
+                replace(
+                    _OTHERS[op, "chunk"],
+                    lengths=(5,),
+                    given=("g",),
+                    values="closed_gates",
+                    seed=1,
+                )
+                for op in ("gdn2", "precond_gated_delta_rule", "precond_kda")
             ),
         ),
         modes=("parallel", "chunk", "chunk_of_32"),
@@ -1404,6 +1482,44 @@ LEDGER = (
         "contiguous copy does not, and written if there is a state.",
     ),
     KnownFailure(
+        name="gradient_of_a_copied_state",
+        law="differential",
+        releases=RELEASES,
+        cases=(
+            Case.from_json(
+                '{"op":"iplr","mode":"fused_recurrent","dtype":"float32","dims":{"B":2,"H":1,"K":2,'
+                '"V":5},"lengths":[3],"given":["initial_state"],"options":{"scale":null,'
+                '"output_final_state":false},"layouts":{"initial_state":"expanded"}}'
+            ),
+        ),
+        modes=("fused_recurrent",),
+        shows=_copied_state,
+        symptoms=(Wrong(("dinitial_state",), most=math.inf),),
+        expected="1.0",
+        got="0.0",
+        cause="The gradient of the state is computed if the state requires one, which its "
+        "contiguous copy does not (iplr/fused_recurrent.py).",
+    ),
+    KnownFailure(
+        name="momentum_of_no_tokens",
+        law="differential",
+        releases=RELEASES,
+        cases=tuple(
+            Case.from_json(
+                f'{{"op":"momentum_delta_rule","mode":"{mode}","dtype":"bfloat16","dims":{{"B":1,'
+                '"H":1,"K":1,"V":1},"lengths":[0],"options":{"scale":null,'
+                '"output_final_state":false}}'
+            )
+            for mode in ("chunk", "fused_recurrent")
+        ),
+        modes=("chunk", "fused_recurrent"),
+        shows=lambda given: given["q"].shape[1] == 0,
+        symptoms=(Raised("RuntimeError", "element 0 of tensors does not require grad"),),
+        expected="(1, 0, 1, 16)",
+        got="RuntimeError",
+        cause="The backward pass differentiates an output that no token has written to.",
+    ),
+    KnownFailure(
         name="gradient_of_the_final_state",
         law="differential",
         releases=RELEASES,
@@ -1439,8 +1555,13 @@ LEDGER = (
                 '"R":2,"K":1,"V":1},"lengths":[1],"options":{"scale":null,'
                 '"use_qk_l2norm_in_kernel":false,"output_final_state":true}}'
             ),
+            Case.from_json(
+                '{"op":"kda","mode":"fused_recurrent_gated_delta_rule","dtype":"float32","dims":{'
+                '"B":1,"G":1,"R":2,"K":1,"V":1},"lengths":[1],"options":{"scale":null,'
+                '"use_qk_l2norm_in_kernel":false,"output_final_state":false}}'
+            ),
         ),
-        modes=("fused_recurrent",),
+        modes=("fused_recurrent", "fused_recurrent_gated_delta_rule"),
         shows=_shared_keys,
         symptoms=(
             Raised(
