@@ -225,6 +225,23 @@ def _rest_of_a_mini_batch(given: Given) -> bool:
     return bool(given["output_final_state"]) and any(n % size for n in lengths)
 
 
+def _overflowing_model(given: Given) -> bool:
+    """Whether a linear model, or the sum of a mini-batch's gradients, may be above 65504.
+
+    A gradient is an error by a deviation of outputs, which is sqrt(eps) at least and at first.
+    """
+    if given["k"].dtype != torch.float16 or not given["k"].numel():
+        return False
+    k, v, weight, bias, eta, state = (
+        0.0 if (x := given.get(name)) is None else float(x.detach().abs().max())
+        for name in ("k", "v", "weight", "bias", "eta", "initial_state")
+    )
+    root = math.sqrt(given["k"].shape[-1])
+    gradient = root * weight * (weight * root + bias + v + k) / math.sqrt(given["eps"])
+    rows = given["k"].shape[1] + given["mini_batch_size"]
+    return state + rows * eta * max(1.0, k) * gradient > FLOAT16
+
+
 def _selects_nothing(given: Given) -> bool:
     """Whether some query selects no block that begins before it."""
     indices, T_k = given["indices"], given["k"].shape[1]
@@ -844,6 +861,31 @@ LEDGER = (
         cause="Keys times a float32 rate are multiplied with errors of 16 bits, and the loop of "
         "the backward pass changes the dtype of the weight and the bias (ttt/chunk.py, "
         "ttt/fused_chunk.py).",
+    ),
+    KnownFailure(
+        name="linear_model_in_float16",
+        law="differential",
+        releases=RELEASES,
+        cases=(
+            Case.from_json(
+                '{"op":"ttt_linear","mode":"fused_chunk","dtype":"float16","dims":{"B":1,"H":11,'
+                '"K":20},"lengths":[1,28,7,7],"packed":true,"options":{"eps":1e-06,'
+                '"mini_batch_size":16,"scale":null,"output_final_state":false},"values":"zeros",'
+                '"layouts":{"q":"repeated","k":"sliced","v":"expanded","weight":"heads_first",'
+                '"eta":"expanded","cu_seqlens":"expanded"},"context":"no_grad","seed":100}'
+            ),
+        ),
+        modes=("chunk", "fused_chunk"),
+        shows=_overflowing_model,
+        symptoms=(
+            Wrong(finite=False),
+            # Of rows past the end too: see `errors_of_rows_past_the_end`.
+            Wrong(("final_state",), most=math.inf, finite=False),
+        ),
+        expected="1025.0",
+        got="nan",
+        cause="Keys and queries are multiplied by the model, and gradients added to it, in their "
+        "dtype: above 65504, in float16, they are inf, and what reads them NaN.",
     ),
     KnownFailure(
         name="errors_of_rows_past_the_end",
