@@ -302,6 +302,27 @@ def test_bounds_hold_for_the_call_before() -> None:
     assert settled({}) == {}
 
 
+@pytest.mark.parametrize(
+    ("name", "option", "larger", "smaller"),
+    [("linear_attn", "normalize", True, False), ("rotary_embedding", "seqlen_offsets", 2, 0)],
+)
+def test_the_call_before_has_tensors_that_are_large_enough(
+    name: str, option: str, larger: object, smaller: object
+) -> None:
+    """A state of a normalizer has a column more, and later positions need longer tables."""
+    op = Adapter({name: {"some": OPS[name].oracle}}).declaration(OPS[name], "some")
+    dims = dict.fromkeys([*OPS[name].dims, "B"], 2)
+    given = ("initial_state",) if name == "linear_attn" else ()
+    case = Case.of(name, "some", dims, (3,), given=given)
+
+    def settled(now: object, before: object) -> Mapping[str, Any] | None:
+        options = {**case.options, option: now}
+        return op.settle(replace(case, options=options, earlier={option: before})).earlier
+
+    assert settled(smaller, larger) == {}
+    assert settled(larger, smaller) == {option: smaller}
+
+
 def test_options_that_a_library_lacks_are_never_set() -> None:
     def short_conv(x: Tensor, weight: Tensor) -> Any:
         return OPS["short_conv"].oracle(x, weight)

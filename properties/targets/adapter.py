@@ -12,6 +12,7 @@ from torch import Tensor
 from properties import simulator
 from properties.architectures import ARCHITECTURES
 from properties.cases.case import Case
+from properties.cases.tensors import shape, sizes
 from properties.catalogue import DTYPES, OPS
 from properties.catalogue.op import Function, Mode, Op
 from properties.catalogue.telescope import Telescope
@@ -160,13 +161,16 @@ class Implementation:
         )
 
     def _settled(self, op: Op, case: Case) -> Case:
-        """Settle a case within the bounds, together with its earlier call on the same tensors."""
+        """Settle a case within the bounds, together with its earlier call on the same tensors.
+
+        Our kernels refuse options for which a tensor is too small; a library reads past its end.
+        """
         case = self._bounded(op, case)
         if not case.earlier:
             return case
         before = self._bounded(op, replace(case, options={**case.options, **case.earlier}))
-        alike = replace(before, options=case.options) == case
-        earlier = {n: before.options[n] for n in case.earlier} if alike else {}
+        suits = replace(before, options=case.options) == case and not _outgrows(op, before, case)
+        earlier = {n: before.options[n] for n in case.earlier} if suits else {}
         return replace(case, earlier=earlier)
 
     def _bounded(self, op: Op, case: Case) -> Case:
@@ -182,6 +186,18 @@ class Implementation:
     def _with_own_options(self, case: Case) -> Case:
         # The op may set an option that the implementation lacks.
         return replace(case, options={n: v for n, v in case.options.items() if self.has(n)})
+
+
+def _outgrows(op: Op, case: Case, other: Case) -> bool:
+    """Whether some tensor of a case is larger along a dim than in another case."""
+    own, others = sizes(op, case), sizes(op, other)
+    return any(
+        size > limit
+        for argument in op.arguments
+        for size, limit in zip(
+            shape(case, argument, own), shape(other, argument, others), strict=True
+        )
+    )
 
 
 def _shape(case: Case) -> tuple[str, str, Collection[str]]:

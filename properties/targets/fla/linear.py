@@ -122,6 +122,16 @@ def _keys_telescope(case: Case) -> tuple[Telescope, ...]:
     )
 
 
+def _slots_telescope(case: Case) -> tuple[Telescope, ...]:
+    """Two passes of gated linear attention, over the slots' keys and values: of each, sums over
+    slots of the weights times their gradients are those over keys and over values.
+    """
+    state = ("N H M K+V", "gradient of final_state", "final_state")
+    asked = (state,) if case.options.get("output_final_state") else ()
+    read = (("B T H K", "q", "dq"), ("B T H V", "gradient of o", "o"))
+    return (Telescope("dg", "B T H M", (*read, ("B T H M", "s", "ds"), *asked)),)
+
+
 def _a_block_of_keys(case: Case) -> Case:
     return replace(case, dims={**powers_of_two(case).dims, "K": 64})
 
@@ -196,10 +206,13 @@ MODES: Modes = {
         conventions=("the state is (m, 1) times exp(z), and required",),
     ),
     "gsa": {
-        **each("gsa", "chunk", call=_slots, bounds=_WIDE_SLOTS),
-        **each("gsa", "fused_recurrent", call=_slots),
+        **each("gsa", "chunk", call=_slots, bounds=_WIDE_SLOTS, telescopes=_slots_telescope),
+        **each("gsa", "fused_recurrent", call=_slots, telescopes=_slots_telescope),
     },
-    "lightnet": each("lightnet", "chunk", "fused_recurrent", call=_log_sum),
+    "lightnet": {
+        **each("lightnet", "chunk", call=_log_sum, bounds=WIDE_VALUES),
+        **each("lightnet", "fused_recurrent", call=_log_sum),
+    },
     "abc": each(
         "abc",
         "chunk",

@@ -41,7 +41,12 @@ def _causal_only(kernel: Kernel, given: Given) -> Outputs:
 
 
 def _one_step(kernel: Kernel, given: Given) -> Outputs:
-    """The queries, one of each sequence, are tokens of one; so are the keys of all sequences."""
+    """The queries, one of each sequence, are tokens of one; so are the keys of all sequences.
+
+    A window of no keys has a meaning of its own.
+    """
+    if given.get("window_size") == 0:
+        raise ValueError("window: 0, expected 1 or more, as fla documents zeros for it")
     given.pop("causal", None)
     q, bounds, keys = given["q"], given.get("cu_seqlens"), given.pop("cu_seqlens_k", None)
     B, T = given["k"].shape[:2]
@@ -223,7 +228,7 @@ MODES: Modes = {
             call=_one_step,
             ours=("causal", "cu_seqlens_k"),
             theirs={"window": "window_size", "sink": "sink_bias"},
-            conventions=(SCALE, "sequences are packed"),
+            conventions=(SCALE, "sequences are packed", "a window of 0 gives zeros: refused"),
             bounds={"a query of each sequence": one_token_each},
             forward_only=True,
             unstated={"splitting": "it has one query"},

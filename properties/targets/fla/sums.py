@@ -28,10 +28,12 @@ def _triangle(kernel: Kernel, given: Given) -> Outputs:
 
 
 def _chunks(case: Case) -> Case:
-    size = case.options.get("chunk_size") or 64
+    """A chunk is one block of Triton, which has 2^20 numbers at most."""
+    size = min(case.options.get("chunk_size") or 64, 256)
     return replace(case, options={**case.options, "chunk_size": power_of_two(size)})
 
 
+_CHUNKS = {"a chunk_size that is a power of two, 256 at most": _chunks}
 MODES: Modes = {
     "cumsum": {
         "fused": Mode(
@@ -46,7 +48,7 @@ MODES: Modes = {
             call=_sums,
             theirs={"x": "g"},
             conventions=(),
-            bounds={"a chunk_size that is a power of two": _chunks},
+            bounds=_CHUNKS,
             forward_only=True,
         ),
     },
@@ -55,7 +57,7 @@ MODES: Modes = {
             "fla.ops.utils.pooling:mean_pooling",
             call=output_alone,
             conventions=(),
-            bounds={"a chunk_size that is a power of two": _chunks},
+            bounds=_CHUNKS,
         )
     },
     "solve_tril": {

@@ -19,6 +19,7 @@ MODES = (
     "fused_mul_recurrent",
     "parallel",
     "fused",
+    "fused_of_heads",
     "chunk_of_32",
     "chunk_safe_gate",
     "forgetting",
@@ -29,6 +30,8 @@ MODES = (
 )
 CHUNK = 64
 FLOAT16 = torch.finfo(torch.float16).max
+# Of an error that may not be: NaN counts as no error.
+NONE = -1.0
 
 
 # Numbers of layers that the catalogue calls bad; where those of a case and these do not go
@@ -56,6 +59,12 @@ def _overflows_past_the_end(given: Given) -> bool:
     fastest = 8 * (heads - 1) / heads * (1 - given["layer_idx"] / given["num_layers"])
     rest = max((-n % CHUNK for n in _lengths(given) if n), default=0)
     return bool(given["output_final_state"]) and fastest * rest / math.log(2) > 127
+
+
+def _of_a_lost_state(given: Given) -> float:
+    """Any error if the initial state is NaN or inf, that of the call before; else none."""
+    state = given.get("initial_state")
+    return NONE if state is None or bool(state.isfinite().all()) else math.inf
 
 
 def _elements(given: Given) -> int:
@@ -86,8 +95,8 @@ def _sum_in_a_chunk(given: Given) -> float:
 
 def _largest_logit(given: Given) -> float:
     """An upper bound of the logits' absolute values."""
-    q, k, scale = given["q"].detach(), given["k"].detach(), given["scale"]
-    if not q.numel():
+    q, k, scale = given["q"].detach(), given["k"].detach(), given.get("scale")
+    if not (q.numel() and k.numel()):
         return 0.0
     factor = q.shape[-1] ** -0.5 if scale in (None, -1) else abs(scale)
     return float(factor * q.norm(dim=-1).max() * k.norm(dim=-1).max())
@@ -126,6 +135,14 @@ def _overflowing_normalizer(given: Given) -> bool:
     normalizer = float((scale * q.abs() * keys).sum(-1).max())
     # Gradients of outputs are rarely above 4.
     return normalizer * max(1.0, normalizer, 4 * float(v.abs().sum(-1).max())) > FLOAT16
+
+
+def _of_overflowing_weights(given: Given) -> float:
+    """Any error if a sum of squared logits, or of them times values, may be above 65504."""
+    q, v = given["q"], given["v"].detach()
+    weights = q.shape[1] * (1 + _largest_logit(given)) ** 2
+    largest = max(1.0, float(v.abs().max())) if v.numel() else 0.0
+    return math.inf if weights * largest > FLOAT16 else NONE
 
 
 def _overflowing_states(given: Given) -> bool:
@@ -187,7 +204,8 @@ def _closed(given: Given) -> bool:
 
 def _in_float16(given: Given) -> float:
     """Float32 numbers that are rounded to float16, beside the budget of float32."""
-    if float(given["q"].detach().abs().max()) > FLOAT16:
+    q = given["q"].detach()
+    if q.numel() and float(q.abs().max()) > FLOAT16:
         return math.inf
     return 2.0**13 if given["q"].dtype == torch.float32 else 1.0
 
@@ -214,9 +232,19 @@ def _empty_sequence(given: Given) -> bool:
 
 
 def _small_step(given: Given) -> bool:
-    x, bias = given["x"].detach().float().flatten(3).squeeze(-1), given.get("dt_bias")
+    if given.get("lower_bound") is not None:
+        return False
+    x, bias = given["x"].detach().float().flatten(2), given.get("dt_bias")
     z = x if bias is None else x + bias.detach().float().flatten()
     return bool((z < -4).any())
+
+
+def _sums_of_slots_underflow(given: Given) -> bool:
+    """Whether the first logit of a slot is so far below a later one, or 0, that its exponential
+    beside that one's is no normal float32 number.
+    """
+    s = given["s"].detach().float()
+    return bool(s.numel()) and bool((s[:, 0] < s.amax(1).clamp(min=0) - 87).any())
 
 
 def _rest_of_a_mini_batch(given: Given) -> bool:
@@ -730,7 +758,23 @@ LEDGER = (
                 '{"op":"simple_gla","mode":"parallel","dtype":"float32","dims":{"B":1,"H":1,"K":16,'
                 '"V":16},"lengths":[3,2],"packed":true,"options":{"scale":null},"seed":1}'
             ),
-            replace(_OTHERS["mesa_net", "chunk"], lengths=(3, 2), packed=True, seed=1),
+            *(
+                Case.from_json(
+                    f'{{"op":"{op}","mode":"{mode}","dtype":"float32","dims":{{"B":1,"H":1,"K":16,'
+                    '"V":16},"lengths":[3,2],"packed":true,"options":{"scale":null},"seed":1}'
+                )
+                for op, mode in (
+                    ("linear_attn", "chunk"),
+                    ("retention", "parallel"),
+                    ("retention", "chunk"),
+                    ("gla", "chunk"),
+                )
+            ),
+            Case.from_json(
+                '{"op":"lightning_attn","mode":"chunk","dtype":"float32","dims":{"B":1,"H":1,"K":16,'
+                '"V":16},"lengths":[3,2],"packed":true,"options":{"num_layers":24,"layer_idx":0,'
+                '"scale":null},"seed":1}'
+            ),
             Case.from_json(
                 '{"op":"delta_rule","mode":"chunk","dtype":"float16","dims":{"B":1,"H":1,"K":1,'
                 '"V":1},"lengths":[1],"packed":true,"options":{"scale":null,'
@@ -738,7 +782,14 @@ LEDGER = (
             ),
             *(
                 replace(_OTHERS[op, "chunk"], lengths=(3, 2), packed=True, seed=1)
-                for op in ("gdn2", "gated_oja_rule", "precond_gated_delta_rule")
+                for op in (
+                    "mesa_net",
+                    "rwkv6",
+                    "lightnet",
+                    "gdn2",
+                    "gated_oja_rule",
+                    "precond_gated_delta_rule",
+                )
             ),
         ),
         modes=("chunk", "parallel"),
@@ -974,6 +1025,25 @@ LEDGER = (
         "dot is over 16 at least.",
     ),
     KnownFailure(
+        name="gradient_of_three_blocks",
+        law="differential",
+        releases=RELEASES,
+        cases=(
+            Case.from_json(
+                '{"op":"selected_attention","mode":"parallel","dtype":"float32","dims":{"B":1,"G":1,'
+                '"R":16,"K":16,"V":16,"M":3},"lengths":[1],"options":{"block_size":16,"scale":null}}'
+            ),
+        ),
+        modes=("parallel",),
+        shows=lambda given: given["indices"].shape[-1].bit_count() != 1,
+        symptoms=(Raised("CompilationError", "arange's range must be a power of 2"),),
+        expected="1.0",
+        got="CompilationError",
+        cause="The backward pass reads the selected blocks of a query as one tile "
+        "(prepare_block_csr_kernel in utils/csr.py), whose size is to be a power of two; the "
+        "forward pass takes any number.",
+    ),
+    KnownFailure(
         name="rows_without_a_block",
         law="differential",
         releases=RELEASES,
@@ -1003,6 +1073,15 @@ LEDGER = (
         name="sums_of_rows_past_the_end",
         law="differential",
         releases=RELEASES,
+        cases=(
+            Case.from_json(
+                '{"op":"abc","mode":"chunk","dtype":"float32","dims":{"B":1,"H":1,"K":10,"V":10,'
+                '"M":16},"lengths":[1],"values":"large_states"}'
+            ),
+        ),
+        modes=("chunk",),
+        shows=_sums_of_slots_underflow,
+        symptoms=(Wrong(("o", "dq", "dk", "dv", "ds"), most=math.inf, finite=False),),
         expected="1.0",
         got="0.0",
         cause="logcumsumexp takes the maximum of a block with rows past the end, which are 0: sums "
@@ -1044,6 +1123,25 @@ LEDGER = (
         got="nan",
         cause="The gates of queries past the end are summed to 0, and the reference to a decay at "
         "the start of their block: the quotient overflows, and times a query of 0 it is NaN.",
+    ),
+    KnownFailure(
+        name="wall_gates_of_no_tokens",
+        law="differential",
+        releases=RELEASES,
+        cases=(
+            Case.from_json(
+                '{"op":"wall_attn","mode":"parallel","dtype":"float32","dims":{"B":1,"G":1,"R":2,'
+                '"K":9,"V":2},"lengths":[0],"packed":true,"options":{"window":null,"scale":null},'
+                '"layout":"strided"}'
+            ),
+        ),
+        modes=("parallel",),
+        shows=lambda given: given["g"].numel() == 0 and given["g"].stride(-1) != 1,
+        symptoms=(Raised("ValueError", "`g_cumsum` must be contiguous in the last (K) dimension"),),
+        expected="(1, 0, 1, 16)",
+        got="ValueError",
+        cause="A tensor without elements is contiguous whatever its strides are, so nothing copies "
+        "it, and its strides are refused (wall_attn/parallel.py).",
     ),
     KnownFailure(
         name="wall_keys_behind_strong_gates",
@@ -1094,9 +1192,32 @@ LEDGER = (
                 '"window":null},"values":"closed_gates"}'
             ),
             Case.from_json(
+                '{"op":"attention","mode":"forgetting","dtype":"float32","dims":{"B":1,"G":1,"R":1,'
+                '"K":16,"V":16},"lengths":[5],"given":["g"],"options":{"scale":1.0,"causal":true,'
+                '"window":null},"values":"closed_gates"}'
+            ),
+            Case.from_json(
+                '{"op":"attention","mode":"decoding","dtype":"float32","dims":{"B":1,"G":1,"R":2,'
+                '"K":1,"V":1},"lengths":[1],"given":["g"],"options":{"scale":null,"causal":true,'
+                '"window":null},"values":"closed_gates"}'
+            ),
+            Case.from_json(
                 '{"op":"path_attn","mode":"parallel","dtype":"float32","dims":{"B":1,"G":1,"R":1,'
                 '"K":16,"V":16},"lengths":[5],"given":["g"],"float32":["w","beta","g"],'
                 '"options":{"scale":1.0},"values":"closed_gates"}'
+            ),
+            *(
+                Case.from_json(
+                    f'{{"op":"simple_gla","mode":"{mode}","dtype":"float32","dims":{{"B":1,"H":1,'
+                    '"K":16,"V":16},"lengths":[5],"given":["g"],"options":{"scale":null},'
+                    '"values":"closed_gates"}'
+                )
+                for mode in ("chunk", "fused_chunk", "parallel")
+            ),
+            Case.from_json(
+                '{"op":"gla","mode":"chunk","dtype":"float32","dims":{"B":1,"H":1,"K":16,"V":16},'
+                '"lengths":[5],"given":["g"],"options":{"scale":null,"output_final_state":false},'
+                '"values":"closed_gates"}'
             ),
             Case.from_json(
                 '{"op":"mesa_net","mode":"chunk","dtype":"bfloat16","dims":{"B":3,"H":2,"K":15,'
@@ -1164,7 +1285,7 @@ LEDGER = (
                 for op in ("gdn2", "precond_gated_delta_rule", "precond_kda")
             ),
         ),
-        modes=("parallel", "chunk", "chunk_of_32"),
+        modes=("parallel", "chunk", "fused_chunk", "chunk_of_32", "forgetting", "decoding"),
         shows=_closed,
         symptoms=(Wrong(most=math.inf, finite=False),),
         expected="[1.0, 1.0]",
@@ -1213,12 +1334,13 @@ LEDGER = (
         releases=RELEASES,
         cases=tuple(
             Case.from_json(
-                f'{{"op":"{op}","mode":"fused","dtype":"float32","dims":{{"B":1,"H":1,"D":1}},'
-                '"lengths":[0],"options":{"eps":1e-06,"activation":"silu","gate_first":false}}'
+                f'{{"op":"{op}","mode":"{mode}","dtype":"float32","dims":{{"B":1,"H":1,"D":1}},'
+                '"lengths":[0],"options":{"eps":1e-06,"gate_first":false}}'
             )
             for op in ("rms_norm_gated", "layer_norm_gated")
+            for mode in ("fused", "linear")
         ),
-        modes=("fused",),
+        modes=("fused", "linear"),
         shows=lambda given: given["x"].numel() == 0,
         symptoms=(Raised("ZeroDivisionError", "division by zero"),),
         expected="(1, 0, 1, 16)",
@@ -1237,8 +1359,13 @@ LEDGER = (
             ),
         ),
         modes=("fused",),
-        shows=lambda given: given["x"].shape[1] == 0 or _empty_sequence(given),
-        symptoms=(Wrong(("final_state", "dinitial_state"), most=math.inf, finite=False),),
+        shows=lambda given: (
+            given["x"].shape[1] == 0 or _empty_sequence(given) or _of_a_lost_state(given) > 0
+        ),
+        symptoms=(
+            Wrong(("final_state", "dinitial_state"), most=math.inf, finite=False),
+            Wrong(most=_of_a_lost_state, finite=False),
+        ),
         expected="[2.0, 1.0]",
         got="[nan, 1.0]",
         cause="The state of a sequence and its gradient are written at its last and first token, "
@@ -1329,8 +1456,12 @@ LEDGER = (
                 '{"op":"decay_gate","mode":"fused_of_heads","dtype":"bfloat16","dims":{"B":1,"H":1,'
                 '"D":1},"lengths":[15],"given":["A_log"],"values":"large_logits","seed":1}'
             ),
+            Case.from_json(
+                '{"op":"decay_gate","mode":"fused","dtype":"float32","dims":{"B":1,"H":2,"D":1},'
+                '"lengths":[1],"options":{"lower_bound":null},"values":"large_logits"}'
+            ),
         ),
-        modes=("fused_of_heads",),
+        modes=("fused_of_heads", "fused"),
         shows=_small_step,
         symptoms=(Wrong(("g", "dA_log"), most=math.inf),),
         expected="-4.1e-08",
@@ -1349,8 +1480,11 @@ LEDGER = (
             ),
         ),
         modes=("chunk",),
-        shows=_overflows_past_the_end,
-        symptoms=(Wrong(("final_state",), finite=False),),
+        shows=lambda given: _overflows_past_the_end(given) or _of_a_lost_state(given) > 0,
+        symptoms=(
+            Wrong(("final_state",), finite=False),
+            Wrong(most=_of_a_lost_state, finite=False),
+        ),
         expected="[1.0, 1.0]",
         got="[1.0, nan]",
         cause="The decay from a row to the end of the chunk is taken of the rows past the last "
@@ -1562,6 +1696,44 @@ LEDGER = (
         cause="The backward pass differentiates an output that no token has written to.",
     ),
     KnownFailure(
+        name="gradient_of_the_initial_state",
+        law="differential",
+        releases=RELEASES,
+        cases=(
+            Case.from_json(
+                '{"op":"hgrn","mode":"chunk","dtype":"float32","dims":{"B":1,"D":16},'
+                '"lengths":[3],"given":["initial_state"],"options":{"output_final_state":false}}'
+            ),
+        ),
+        modes=("chunk",),
+        shows=lambda given: given.get("initial_state") is not None,
+        symptoms=(Wrong(("dinitial_state",), most=math.inf),),
+        expected="1.0",
+        got="None",
+        cause="The backward pass returns None for the initial state (hgrn/chunk.py).",
+    ),
+    KnownFailure(
+        name="hgrn_of_no_tokens",
+        law="differential",
+        releases=RELEASES,
+        cases=(
+            Case.from_json(
+                '{"op":"hgrn","mode":"chunk","dtype":"float32","dims":{"B":1,"D":16},'
+                '"lengths":[0],"options":{"output_final_state":true}}'
+            ),
+        ),
+        modes=("chunk",),
+        shows=lambda given: given["x"].shape[1] == 0,
+        symptoms=(
+            Raised("IndexError", "index -1 is out of bounds for dimension 1 with size 0"),
+            Raised("IndexError", "index 0 is out of bounds for dimension 1 with size 0"),
+        ),
+        expected="(1, 16)",
+        got="IndexError",
+        cause="The final state is the output of the last token, which is not there, and the "
+        "gradient of the first gate is corrected for the initial state (hgrn/chunk.py).",
+    ),
+    KnownFailure(
         name="gradient_of_the_final_state",
         law="differential",
         releases=RELEASES,
@@ -1642,6 +1814,37 @@ LEDGER = (
         got="[1.0]",
         cause="The recurrent kernel returns the final state in the dtype of x: a loop over tokens "
         "loses what the chunks keep in float32.",
+    ),
+    KnownFailure(
+        name="squared_logits_in_float16",
+        law="differential",
+        releases=RELEASES,
+        cases=(
+            Case.from_json(
+                '{"op":"based","mode":"parallel","dtype":"float16","dims":{"B":1,"H":1,"K":1,"V":1},'
+                '"lengths":[63],"options":{"normalize":true,"scale":-2.0},"values":"large_logits"}'
+            ),
+            Case.from_json(
+                '{"op":"rebased","mode":"parallel","dtype":"float16","dims":{"B":1,"H":1,"K":1,'
+                '"V":1},"lengths":[63],"options":{"normalize":true},"values":"large_logits"}'
+            ),
+            Case.from_json(
+                '{"op":"rebased","mode":"parallel","dtype":"float16","dims":{"B":1,"H":1,"K":16,'
+                '"V":16},"lengths":[130],"options":{"normalize":true},"values":"zeros"}'
+            ),
+        ),
+        modes=("parallel",),
+        shows=lambda given: bool(given["normalize"]) and given["q"].dtype == torch.float16,
+        symptoms=(
+            Wrong(most=_of_overflowing_weights, finite=False),
+            # Rows of little weight have large gradients; how large nobody knows here.
+            Wrong(("dq", "dk", "dv"), finite=False),
+        ),
+        expected="1.0",
+        got="nan",
+        cause="Weights, their sum and that of weighted values are rounded to the dtype of the "
+        "queries before they are divided, and so are the gradients of the sums: above 65504, in "
+        "float16, rows are 0 or NaN (based/parallel.py, rebased/parallel.py).",
     ),
     KnownFailure(
         name="states_in_float16",
@@ -1771,14 +1974,20 @@ LEDGER = (
                 '{"op":"attention","mode":"parallel","dtype":"float32","dims":{"B":1,"G":1,"R":1,"K":16,"V":16},"lengths":[1,65,0],"packed":true,"options":{"scale":null,"causal":true,"window":null},"earlier":{}}'
             ),
             Case.from_json(
+                '{"op":"attention","mode":"forgetting","dtype":"float32","dims":{"B":1,"G":1,"R":1,"K":16,"V":16},"lengths":[1,65,0],"packed":true,"options":{"scale":null,"causal":true,"window":null},"earlier":{}}'
+            ),
+            Case.from_json(
                 '{"op":"short_conv","mode":"fused","dtype":"float32","dims":{"B":1,"D":4,"W":3},"lengths":[1,65,0],"packed":true,"options":{"activation":null,"output_final_state":true},"earlier":{}}'
+            ),
+            Case.from_json(
+                '{"op":"rotary_embedding","mode":"fused","dtype":"float32","dims":{"B":1,"H":1,"D":4,"P":2},"lengths":[1,65,0],"packed":true,"options":{"interleaved":false,"seqlen_offsets":[0,0,0],"inplace":false},"earlier":{}}'
             ),
             *(
                 replace(_OTHERS[one], lengths=(1, 65, 0), packed=True, earlier={})
                 for one in _EDITED
             ),
         ),
-        modes=("chunk", "chunk_of_32", "chunk_safe_gate", "parallel", "fused"),
+        modes=("chunk", "chunk_of_32", "chunk_safe_gate", "parallel", "forgetting", "fused"),
         shows=_edited,
         symptoms=(
             Wrong(most=math.inf, finite=False),
@@ -1935,7 +2144,7 @@ LEDGER = (
             ),
             *(_OTHERS[one] for one in _UNCHECKED_OPTIONS),
         ),
-        modes=("parallel", "fused", "chunk", "fused_recurrent"),
+        modes=("parallel", "fused", "chunk", "fused_recurrent", "update", "linear", "mamba"),
         shows=_always,
         symptoms=_unrefused(
             *(f"window={n}" for n in (0, -1)),
