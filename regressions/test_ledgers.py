@@ -176,6 +176,26 @@ def _may_hide_nan(symptom: Symptom, output: str) -> bool:
     return True
 
 
+@EACH_CASE
+def test_known_failure_looks_at_empty_tensors(
+    target: str, entry: KnownFailure, case: Case, request: pytest.FixtureRequest
+) -> None:
+    """An entry's predicates read the arguments of every call, those without tokens too."""
+    subject = subject_of(target, entry, request)
+    op = scope.declared(subject.target, case.op, case.mode)
+    nothing = tuple(0 for _ in case.lengths)
+    no_keys = nothing if op.own_keys else case.key_lengths
+    for empty in (
+        replace(case, lengths=nothing, key_lengths=None),
+        replace(case, key_lengths=no_keys),
+        replace(case, dims={**case.dims, "B": 1 if case.packed else 0}),
+    ):
+        given = {"mode": case.mode, **subject.inputs(op, op.settle(empty)).given()}
+        assert entry.shows(given) in (True, False)
+        for symptom in entry.symptoms:
+            symptom.of(given)
+
+
 @EACH
 def test_script_shows_it_with_the_library_alone(
     target: str, entry: KnownFailure, request: pytest.FixtureRequest
