@@ -12,7 +12,7 @@ from properties.catalogue import OPS
 from properties.catalogue.op import Role
 from properties.laws import LAWS, Subject
 from properties.targets import load
-from properties.targets.fla import delta
+from properties.targets.fla import delta, linear
 from properties.targets.fla.implementations import implementations
 
 CASES = {
@@ -60,11 +60,22 @@ def test_keys_of_selected_attention_have_boundaries_of_their_own() -> None:
     torch.testing.assert_close(o, reference.selected_attention(**given)[0])
 
 
+def test_decoding_refuses_a_window_of_no_keys() -> None:
+    """Of which fla documents zeros."""
+    load("fla", torch.device("cpu"))
+    x = torch.ones(1, 1, 1, 16)
+    decoding = implementations()[0]["attention"]["decoding"].function
+    with pytest.raises(ValueError, match="window: 0"):
+        decoding(q=x, k=x, v=x, causal=True, window=0, scale=None)
+
+
+FAMILIES = {**delta.MODES, **linear.MODES}
 CHUNKS = [
     (op, mode)
-    for op, modes in delta.MODES.items()
+    for op, modes in FAMILIES.items()
     for mode, one in modes.items()
-    if "chunk" in mode and not one.forward_only
+    # The gradient of HGRN's gate is a product.
+    if "chunk" in mode and not one.forward_only and op != "hgrn"
 ]
 
 
@@ -72,6 +83,6 @@ CHUNKS = [
 def test_budgets_of_gates_know_that_chunks_sum_over_pairs_of_tokens(op: str, mode: str) -> None:
     """The gradient of the first gate is 0; of a kernel it is what rounding leaves of two sums."""
     case = Case.of(op, mode, dict.fromkeys(OPS[op].dims, 1), (1,))
-    known = {telescope.gradient for telescope in delta.MODES[op][mode].telescopes(case)}
+    known = {telescope.gradient for telescope in FAMILIES[op][mode].telescopes(case)}
     gates = {f"d{a.name}" for a in OPS[op].arguments if a.role is Role.LOG_DECAY}
     assert gates <= known
