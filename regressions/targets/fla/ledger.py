@@ -632,9 +632,15 @@ LEDGER = (
                 '"lengths":[15],"options":{"scale":-1,"eps":1e-06,"return_weights":true},'
                 '"values":"large_logits"}'
             ),
+            Case.from_json(
+                '{"op":"attnres","mode":"fused","dtype":"float32","dims":{"B":2,"D":64,"L":2},'
+                '"lengths":[1],"given":["output_weight"],"options":{"scale":1.361328125,"eps":1.0,'
+                '"return_weights":true},"values":"wide_range","layouts":{"x":"expanded",'
+                '"output_weight":"expanded","do":"expanded"},"seed":4769}'
+            ),
         ),
         modes=("fused",),
-        shows=lambda given: _lse_of_sources(given) > 16,
+        shows=lambda given: _lse_of_sources(given) > 1,
         symptoms=(
             Wrong(
                 ("weights", "dx", "dquery", "dweight", "doutput_weight"),
