@@ -36,6 +36,8 @@ from .options import Options
 Active = Array | None
 Predicate = Array | Literal[False] | None
 OVERFLOWN = -(2**62)
+# No simulated call counts so far: a number that marks what is unused, as in a table of pages.
+UNCOUNTED = 2**30
 LOOP_LIMIT = 1_000_000
 # Lanes of idle programs, in the largest tile, that take longer than it takes to leave them out.
 MANY_IDLE = 2**12
@@ -321,9 +323,10 @@ class Slab:
     def fits(self, site: Site, pred: Active, value: Array, *made_of: Array) -> None:
         """Check that an integer fits into the index bits if its operands do.
 
-        A constant that does not fit may stand for infinity.
+        A constant that does not fit may stand for infinity, and so may a number in memory that is
+        larger than any count of a simulated call.
         """
-        wrong = self.overflows(value)
+        wrong = self.overflows(value) & (made_of != () or (abs(value) < UNCOUNTED))
         for each in made_of:
             wrong = wrong & ~self.overflows(each)
         text = "an integer is {}, which int32 does not hold".format

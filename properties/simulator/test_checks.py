@@ -263,6 +263,21 @@ def test_with_fewer_index_bits_small_tensors_show_overflows() -> None:
 
 
 @triton.jit
+def row_in_a_table(x, table, out, R: tl.constexpr):
+    i = tl.arange(0, R)
+    row = tl.load(table + i).to(tl.int64)
+    tl.store(out + i, tl.load(x + row, mask=i < 1, other=0))
+
+
+def test_with_fewer_index_bits_a_table_may_mark_unused_rows() -> None:
+    x, out = torch.zeros(100), torch.empty(2)
+    with simulator.simulating(index_bits=12):
+        row_in_a_table[(1,)](x, torch.tensor([7, 2**30], dtype=torch.int32), out, R=2)
+        with pytest.raises(simulator.IndexOverflow, match="an integer is 4096"):
+            row_in_a_table[(1,)](x, torch.tensor([7, 4096], dtype=torch.int32), out, R=2)
+
+
+@triton.jit
 def row_of_cell(x, out, block, heads, BLOCK: tl.constexpr):
     first = block * BLOCK  # wrong
     tl.store(out, tl.load(x + first // heads))
