@@ -43,7 +43,7 @@ def _judge(run: Run, inputs: Inputs, got: Results, want: Results, level: str) ->
 
 def _in_other_pages(run: Run, inputs: Inputs, level: str) -> float:
     want = run.call(inputs)
-    others = _repaged(run.case, inputs)
+    others = _repaged(run, inputs)
     worst = _judge(run, others, run.call(others), want, level)
     _beside_pages_of_nan(run, others, want)
     return worst
@@ -83,12 +83,16 @@ def _with_nan(x: Tensor, pages: Tensor) -> Tensor:
     return spoiled.to(x.dtype)
 
 
-def _repaged(case: Case, inputs: Inputs) -> Inputs:
-    """Put the keys and values into pages of another size and order that no sequences share."""
+def _repaged(run: Run, inputs: Inputs) -> Inputs:
+    """Put the keys and values into pages of another order, and of another size if the
+    implementation takes one, that no sequences share.
+    """
+    case = run.case
     generator = torch.Generator().manual_seed(case.seed + 7)
     table, lengths = inputs.tensors["block_table"].long(), inputs.tensors["lengths"].tolist()
     size = inputs.tensors["k_pages"].shape[1]
-    other = next(s for s in (16, 1, 7, 64) if s != size and s % 4 != case.seed % 4)
+    others = [s for s in (16, 1, 7, 64) if s != size and _takes_pages(run.op, case, s)]
+    other = others[case.seed % len(others)] if others else size
     needed = [-(-length // other) for length in lengths]
     pages = torch.randperm(sum(needed) + 2, generator=generator).to(table.device)
     wider = table.new_full((len(lengths), max([0, *needed]) + 3), -1)
@@ -111,6 +115,14 @@ def _repaged(case: Case, inputs: Inputs) -> Inputs:
     return inputs.with_tensors(tensors)
 
 
+def _takes_pages(op: Op, case: Case, size: int) -> bool:
+    return op.settle(replace(case, dims={**case.dims, "C": size})).dims["C"] == size
+
+
+def _takes_queries(op: Op, case: Case, count: int) -> bool:
+    return op.settle(replace(case, lengths=(count,))).lengths == (count,)
+
+
 def _cut(run: Run, inputs: Inputs, level: str) -> float:
     case = run.case
     tokens = case.lengths[0]
@@ -119,10 +131,11 @@ def _cut(run: Run, inputs: Inputs, level: str) -> float:
     cuts = {int(torch.randint(tokens + 1, (), generator=generator)), tokens - 1}
     worst = 0.0
     for cut in cuts:
-        late = inputs.with_tensors({"q": inputs.tensors["q"][:, cut:]})
-        got = run.call(late)
-        worst = max(worst, _judge(run, late, got, _tokens(want, cut, tokens), level))
-        if inputs.options.get("num_splits", 1) == 1:
+        if _takes_queries(run.op, case, tokens - cut):
+            late = inputs.with_tensors({"q": inputs.tensors["q"][:, cut:]})
+            got = run.call(late)
+            worst = max(worst, _judge(run, late, got, _tokens(want, cut, tokens), level))
+        if inputs.options.get("num_splits", 1) == 1 and _takes_queries(run.op, case, cut):
             early = _first_tokens(inputs, cut, tokens)
             if early is not None:
                 got = run.call(early)
@@ -147,7 +160,9 @@ def _first_tokens(inputs: Inputs, cut: int, tokens: int) -> Inputs | None:
 
 
 def _in_other_splits(run: Run, inputs: Inputs, level: str) -> float:
-    splits = inputs.options["num_splits"]
+    splits = inputs.options.get("num_splits")
+    if splits is None:
+        return 0.0
     want = run.call(inputs)
     other = inputs.with_options(num_splits=2 + (splits + run.case.seed) % 7)
     return _judge(run, other, run.call(other), want, level)

@@ -289,6 +289,48 @@ def test_no_law_leaves_the_bounds_of_an_adapter(name: str, law: str) -> None:
     assert nothing
 
 
+def a_query_of_each(case: Case) -> Case:
+    return replace(case, lengths=tuple(max(1, n) for n in case.lengths))
+
+
+def pages_of_16(case: Case) -> Case:
+    size = case.dims["C"]
+    return replace(case, dims={**case.dims, "C": size if size in (16, 32, 64) else 16})
+
+
+def no_sink_beside_a_window(case: Case) -> Case:
+    return case if case.options["window"] is None else replace(case, given=())
+
+
+@pytest.mark.parametrize("law", ["batch_invariance", "plumbing", "differential"])
+def test_no_law_leaves_the_bounds_of_an_adapter_of_pages(law: str) -> None:
+    calls: list[tuple[int, int]] = []
+
+    def paged_attention(
+        q: Tensor, k_pages: Tensor, v_pages: Tensor, block_table: Tensor, lengths: Tensor, *,
+        causal: bool = False, window: int | None = None, sink: Tensor | None = None,
+    ) -> Any:  # fmt: skip
+        calls.append((q.shape[1], k_pages.shape[1]))
+        assert window is None or sink is None
+        return OPS["paged_attention"].oracle(
+            q, k_pages, v_pages, block_table, lengths, causal=causal, window=window, sink=sink
+        )
+
+    bounds = (a_query_of_each, pages_of_16, no_sink_beside_a_window)
+    one = Implementation(paged_attention, bounds={bound.__name__: bound for bound in bounds})
+    made = Adapter({"paged_attention": {"some": one}})
+    op, subject = scope.declared(made, "paged_attention", "some"), Subject(made, CPU, quick=True)
+    dims = {"B": 1, "G": 1, "R": 1, "K": 16, "V": 16, "C": 32}
+    drawn = Case.of("paged_attention", "some", dims, (1,), "float16", float32=("sink",))
+    for number in range(8):
+        options = {"causal": True, "window": (None, 2)[number % 2]}
+        case = replace(drawn, lengths=(1 + number % 3,), options=options, seed=number)
+        judge(law, op.settle(replace(case, given=("sink",))), subject)
+    assert {size for _, size in calls} <= {16, 32, 64}
+    assert all(tokens for tokens, _ in calls)
+    assert law != "batch_invariance" or len({size for _, size in calls}) > 1
+
+
 def test_bounds_hold_for_the_call_before() -> None:
     op = Bounded(OPS["gla"]).declaration(OPS["gla"], "some")
 
@@ -534,6 +576,14 @@ def test_a_bound_that_makes_no_case_of_the_op_is_named(bound: Any) -> None:
     op = scope.declared(Adapter({"attention": {"some": one}}), "attention", "some")
     with pytest.raises(TypeError, match=r"bound 'even heads': .*, expected a case of"):
         op.settle(Case.of("attention", "some", {"B": 1, "H": 1, "K": 1}, (1,)))
+
+
+def test_a_bound_that_changes_its_own_cases_is_named() -> None:
+    wider = bounds.changed_dims("G", lambda n: n + 1)
+    one = Implementation(causal_only, bounds={"more heads": wider})
+    op = scope.declared(Adapter({"attention": {"some": one}}), "attention", "some")
+    with pytest.raises(ValueError, match=r"bound 'more heads': .*, expected one that it leaves"):
+        op.settle(Case.of("attention", "some", {"B": 1, "G": 1, "R": 1, "K": 1, "V": 1}, (1,)))
 
 
 def test_a_bound_leaves_out_what_is_empty() -> None:

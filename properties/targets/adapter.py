@@ -180,6 +180,10 @@ class Implementation:
             if not (isinstance(bounded, Case) and _shape(bounded) == _shape(case)):
                 what = "expected a case of the same op, mode and dims"
                 raise TypeError(f"bound {name!r}: {bounded!r} of {case.line()}, {what}")
+            if bound(bounded) != bounded:
+                # No case would be within it, and laws would skip all that they change.
+                what = "expected one that it leaves alone"
+                raise ValueError(f"bound {name!r}: {bounded.line()} of {case.line()}, {what}")
             case = self._with_own_options(op.settle(bounded))
         return case
 
