@@ -69,6 +69,35 @@ WIDE: dict[str, Bound] = {
 }
 
 
+def _latent(case: Case) -> Case:
+    """One head of keys for all queries, whose first channels are the values."""
+    values = min(max(case.dims["V"], 16), 512)
+    keys = min(max(case.dims["K"], values), 576)
+    return replace(
+        case,
+        dims={**case.dims, "G": 1, "K": keys, "V": values},
+        same={"v_pages": "k_pages"},
+        layouts={name: layout for name, layout in case.layouts.items() if name != "v_pages"},
+    )
+
+
+LATENT: dict[str, Bound] = {
+    "values that are the first 16 to 512 channels of keys of 576 or fewer, of one head": _latent
+}
+NOT_LINEAR = {"linearity": "its values are keys"}
+
+
+def first_channels(copied: Tensor, k_pages: Tensor, v_pages: Tensor) -> Tensor:
+    """Values in a copy of the keys that they are a part of.
+
+    Raises:
+        ValueError: they are no part of the keys.
+    """
+    if v_pages.data_ptr() != k_pages.data_ptr() or v_pages.shape[:-1] != k_pages.shape[:-1]:
+        raise ValueError("v_pages: a tensor of its own, expected the first channels of k_pages")
+    return copied[..., : v_pages.shape[-1]]
+
+
 def scale_of(scale: float | None, q: Tensor) -> float:
     return float(q.shape[-1] ** -0.5 if scale is None or scale == -1 else scale)
 

@@ -12,12 +12,15 @@ from properties.targets.adapter import Implementation
 from properties.targets.bounds import equal_widths, fixed_options, own_keys
 from properties.targets.engines import (
     FEW_TOKENS,
+    LATENT,
+    NOT_LINEAR,
     SCALE,
     UNCHECKED,
     WIDE,
     as_taken,
     ends,
     engine_kernel,
+    first_channels,
     most,
     one_query,
     scale_of,
@@ -31,6 +34,7 @@ _EXTEND = "extend_attention:extend_attention_fwd"
 _DECODE = "decode_attention:decode_attention_fwd"
 _MERGE = "merge_state:merge_state_triton"
 _FLAT = "tensors are copied to [tokens, heads, dim], dense"
+_ROWS = "pages are copied to rows of one pool, which a list of rows names"
 
 
 def _prefill_of_release() -> Implementation:
@@ -70,9 +74,19 @@ def _extend_of_release() -> Implementation:
 def _decode_of_release() -> Implementation:
     return engine_kernel(
         as_taken(_decode, kernel(_DECODE), sink="sinks"),
-        (SCALE, "pages are copied to rows of one pool, which a list of rows names"),
+        (SCALE, _ROWS),
         tokens=64,
         bounds={**WIDE, "one query, and keys for it": one_query},
+    )
+
+
+def _latent_of_release() -> Implementation:
+    return engine_kernel(
+        as_taken(_latent, kernel(_DECODE), sink="sinks"),
+        (SCALE, _ROWS),
+        tokens=64,
+        bounds={**LATENT, "one query, and keys for it": one_query},
+        unstated={**UNCHECKED, **NOT_LINEAR},
     )
 
 
@@ -140,8 +154,7 @@ def _run_extend(
     run = kernel(_EXTEND)
     o = q.new_empty(*q.shape[:2], v.shape[-1])
     lse = torch.empty(q.shape[:2], device=q.device) if return_lse else None
-    starts = _starts(before, q.device)
-    rows = _joined(before, q.device)
+    starts, rows = _starts(before, q.device), _named(before, run, q.device)
     given: dict[str, Any] = {
         "custom_mask": None,
         "mask_indptr": None,
@@ -167,18 +180,44 @@ def _decode(
     scale: float | None = None, softcap: float | None = None, sink: Tensor | None = None,
     cu_seqlens: Tensor | None = None, num_splits: int = 1,
 ) -> Tensor:  # fmt: skip
+    k_pool, v_pool = (x.flatten(0, 1).contiguous() for x in (k_pages, v_pages))
+    rows = _rows(block_table, lengths, k_pages.shape[1])
+    return _run_decode(
+        q, k_pool, v_pool, rows, scale=scale, softcap=softcap, sink=sink, num_splits=num_splits
+    )
+
+
+def _latent(
+    q: Tensor, k_pages: Tensor, v_pages: Tensor, block_table: Tensor, lengths: Tensor, *,
+    scale: float | None = None, softcap: float | None = None, sink: Tensor | None = None,
+    cu_seqlens: Tensor | None = None, num_splits: int = 1,
+) -> Tensor:  # fmt: skip
+    pool = k_pages.flatten(0, 1).contiguous()
+    rows = _rows(block_table, lengths, k_pages.shape[1])
+    return _run_decode(
+        q, pool, first_channels(pool, k_pages, v_pages), rows,
+        scale=scale, softcap=softcap, sink=sink, num_splits=num_splits, has_mla=True,
+    )  # fmt: skip
+
+
+def _rows(block_table: Tensor, lengths: Tensor, size: int) -> list[Tensor]:
+    """Rows of the pool that each sequence sees."""
+    rows = []
+    for pages, length in zip(block_table.long(), lengths.tolist(), strict=True):
+        token = torch.arange(length, device=block_table.device)
+        rows.append(pages[token // size] * size + token % size)
+    return rows
+
+
+def _run_decode(
+    q: Tensor, k_pool: Tensor, v_pool: Tensor, rows: list[Tensor], *, scale: float | None,
+    softcap: float | None, sink: Tensor | None, num_splits: int, has_mla: bool = False,
+) -> Tensor:  # fmt: skip
     if q.ndim != 4:
         raise ValueError(f"q: {q.ndim} axes, expected 4 before they are flattened")
     run = kernel(_DECODE)
-    size = k_pages.shape[1]
     queries = q.flatten(0, 1).contiguous()
-    pools = [x.flatten(0, 1).contiguous() for x in (k_pages, v_pages)]
-    rows = []
-    for pages, length in zip(block_table.long(), lengths.tolist(), strict=True):
-        token = torch.arange(length, device=q.device)
-        rows.append(pages[token // size] * size + token % size)
-    starts = _starts(rows, q.device)
-    heads, width = queries.shape[1], v_pages.shape[-1]
+    heads, width = queries.shape[1], v_pool.shape[-1]
     o = q.new_empty(len(queries), heads, width)
     # Before the LSEs of splits had a tensor of their own, they lay behind the outputs.
     apart = takes(run, "attn_lse")
@@ -195,10 +234,11 @@ def _decode(
         k_scale=1.0,
         v_scale=1.0,
         sinks=_dense(sink),
+        has_mla=has_mla,
     )
     run(
-        queries, *pools, o, starts, _joined(rows, q.device), logits, num_kv_splits=splits,
-        sm_scale=scale_of(scale, q), logit_cap=float(softcap or 0.0), **given,
+        queries, k_pool, v_pool, o, _starts(rows, q.device), _named(rows, run, q.device), logits,
+        num_kv_splits=splits, sm_scale=scale_of(scale, q), logit_cap=float(softcap or 0.0), **given,
     )  # fmt: skip
     return o.view(*q.shape[:3], width)
 
@@ -219,7 +259,13 @@ def _dense(x: Tensor | None) -> Tensor | None:
 
 def _starts(rows: list[Tensor], device: torch.device) -> Tensor:
     counts = torch.tensor([0, *map(len, rows)], device=device)
-    return counts.cumsum(0)
+    return counts.cumsum(0, dtype=torch.int32)
+
+
+def _named(rows: list[Tensor], run: Callable[..., Any], device: torch.device) -> Tensor:
+    """All rows of the pool, as the server counts them: in int32 before its kernels took sinks."""
+    joined = _joined(rows, device)
+    return joined if takes(run, "sinks") else joined.int()
 
 
 def _joined(rows: list[Tensor], device: torch.device) -> Tensor:
@@ -229,7 +275,8 @@ def _joined(rows: list[Tensor], device: torch.device) -> Tensor:
 def _no_fewer_keys(case: Case) -> Case:
     if case.key_lengths is None:
         return case
-    return replace(case, key_lengths=tuple(map(max, case.lengths, case.key_lengths)))
+    # Fewer queries, since more keys could be too many for the oracle.
+    return replace(case, lengths=tuple(map(min, case.lengths, case.key_lengths)))
 
 
 def _causal_window(case: Case) -> Case:
@@ -241,7 +288,7 @@ def _causal_window(case: Case) -> Case:
 
 DECLARED: dict[str, dict[str, Callable[[], Implementation]]] = {
     "attention": {"prefill": _prefill_of_release, "extend": _extend_of_release},
-    "paged_attention": {"decode": _decode_of_release},
+    "paged_attention": {"decode": _decode_of_release, "latent": _latent_of_release},
     "merge_attention": {"fused": _merge_of_release},
 }
 """Op → mode → its implementation, made if the release has it."""

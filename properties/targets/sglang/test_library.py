@@ -49,7 +49,7 @@ def test_what_a_release_lacks_is_left_out(bare: Path) -> None:
     target = of_release(DECLARED)
     assert {op: [*modes] for op, modes in target.ops.items()} == {
         "attention": ["extend"],
-        "paged_attention": ["decode"],
+        "paged_attention": ["decode", "latent"],
     }
     extend = target.ops["attention"]["extend"]
     assert "causal" in extend.bounds

@@ -21,12 +21,15 @@ from properties.targets.bounds import (
 )
 from properties.targets.engines import (
     FEW_TOKENS,
+    LATENT,
+    NOT_LINEAR,
     SCALE,
     UNCHECKED,
     WIDE,
     as_taken,
     ends,
     engine_kernel,
+    first_channels,
     most,
     one_query,
     scale_of,
@@ -43,7 +46,7 @@ _DECODE = "triton_decode_attention:decode_attention_fwd"
 _MERGE = "triton_merge_attn_states:merge_attn_states"
 # Keys of a tile, of which the block table is read whole.
 _TILE = 32
-_PAGES = changed_dims("C", lambda n: 16 << n % 3)
+_PAGES = changed_dims("C", lambda n: n if n in (16, 32, 64) else 16 << n % 3)
 # What `unified_attention` learned after its first releases, by its own names.
 _NEWER = {
     "sink": "sinks",
@@ -60,6 +63,7 @@ def _unified_of_release() -> Implementation:
         **WIDE,
         "V = K": equal_widths,
         "no fewer keys than queries, and one": with_keys,
+        "slopes beside causal and no sink": _causal_slopes,
     }
     if lacking:
         bounds["causal"] = fixed_options(causal=True)
@@ -108,6 +112,20 @@ def _decode_of_release() -> Implementation:
         (SCALE, "tables and lengths are int32, dense", "pages are copied, dense"),
         tokens=64,
         bounds={**WIDE, "one query, and keys": one_query},
+    )
+
+
+def _latent_of_release() -> Implementation:
+    return engine_kernel(
+        as_taken(_latent, VLLM.function(_DECODE), return_lse="lse"),
+        (SCALE, "tables and lengths are int32, dense", "pages are copied, dense"),
+        tokens=64,
+        bounds={
+            **LATENT,
+            "keys as wide as values, or wider by 16 and more": _wider_keys,
+            "one query, and keys": one_query,
+        },
+        unstated={**UNCHECKED, **NOT_LINEAR},
     )
 
 
@@ -230,6 +248,29 @@ def _decode(
     scale: float | None = None, softcap: float | None = None, cu_seqlens: Tensor | None = None,
     num_splits: int = 1, return_lse: bool = False,
 ) -> tuple[Tensor, Tensor | None] | Tensor:  # fmt: skip
+    return _run_decode(
+        q, _copied(k_pages), _copied(v_pages), block_table, lengths,
+        scale=scale, softcap=softcap, num_splits=num_splits, return_lse=return_lse,
+    )  # fmt: skip
+
+
+def _latent(
+    q: Tensor, k_pages: Tensor, v_pages: Tensor, block_table: Tensor, lengths: Tensor, *,
+    scale: float | None = None, softcap: float | None = None, cu_seqlens: Tensor | None = None,
+    num_splits: int = 1, return_lse: bool = False,
+) -> tuple[Tensor, Tensor | None] | Tensor:  # fmt: skip
+    pages = _copied(k_pages)
+    return _run_decode(
+        q, pages, first_channels(pages, k_pages, v_pages), block_table, lengths,
+        scale=scale, softcap=softcap, num_splits=num_splits, return_lse=return_lse, is_mla=True,
+    )  # fmt: skip
+
+
+def _run_decode(
+    q: Tensor, k_pages: Tensor, v_pages: Tensor, block_table: Tensor, lengths: Tensor, *,
+    scale: float | None, softcap: float | None, num_splits: int, return_lse: bool,
+    is_mla: bool = False,
+) -> tuple[Tensor, Tensor | None] | Tensor:  # fmt: skip
     run = VLLM.function(_DECODE)
     queries = q.flatten(0, 1).contiguous()
     heads, width = queries.shape[1], v_pages.shape[-1]
@@ -237,16 +278,20 @@ def _decode(
     lse = torch.empty(len(queries), heads, device=q.device)
     parts = torch.empty(len(queries), heads, num_splits, width + 1, device=q.device)
     outputs = (o, lse) if takes(run, "lse") else (o,)
-    # Rows are counted through all pages, by the stride of the tokens of one.
-    pages = [x.clone(memory_format=torch.contiguous_format) for x in (k_pages, v_pages)]
     run(
-        queries, *pages, *outputs, _dense(block_table), _dense(lengths), parts,
+        queries, k_pages, v_pages, *outputs, _dense(block_table), _dense(lengths), parts,
         num_splits, scale_of(scale, q), k_pages.shape[1], float(softcap or 0.0),
+        **those_taken(run, is_mla=is_mla),
     )  # fmt: skip
     o = o.view(*q.shape[:3], width)
     if len(outputs) == 1:
         return o
     return o, lse.view(q.shape[:3]).transpose(1, 2) if return_lse else None
+
+
+def _copied(pages: Tensor) -> Tensor:
+    """Rows are counted through all pages, by the stride of the tokens of one."""
+    return pages.clone(memory_format=torch.contiguous_format)
 
 
 def _merge(o_a: Tensor, lse_a: Tensor, o_b: Tensor, lse_b: Tensor) -> tuple[Tensor, Tensor]:
@@ -263,6 +308,21 @@ def _merge(o_a: Tensor, lse_a: Tensor, o_b: Tensor, lse_b: Tensor) -> tuple[Tens
 
 def _dense(x: Tensor) -> Tensor:
     return x.int().contiguous()
+
+
+def _wider_keys(case: Case) -> Case:
+    more = case.dims["K"] - case.dims["V"]
+    if 0 < more < 16:
+        return replace(case, dims={**case.dims, "K": case.dims["V"] + 16})
+    return case
+
+
+def _causal_slopes(case: Case) -> Case:
+    """Its bias counts from a sequence's first query, which changes a causal row by a constant."""
+    if "alibi_slopes" not in case.given:
+        return case
+    given = tuple(name for name in case.given if name != "sink")
+    return replace(case, given=given, options={**case.options, "causal": True})
 
 
 def _slopes_alone(case: Case) -> Case:
@@ -285,6 +345,7 @@ DECLARED: dict[str, dict[str, Callable[[], Implementation]]] = {
         "unified": _unified_of_release,
         "chunked": _chunked_of_release,
         "decode": _decode_of_release,
+        "latent": _latent_of_release,
     },
     "merge_attention": {"fused": _merge_of_release},
 }

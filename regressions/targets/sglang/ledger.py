@@ -61,7 +61,7 @@ LEDGER = (
                 '{"scale":null,"softcap":null,"num_splits":1},"values":"large_logits","seed":405}'
             ),
         ),
-        modes=("decode",),
+        modes=("decode", "latent"),
         shows=_rounds,
         symptoms=(Wrong(("o",), largest_logit),),
         expected="16.75",

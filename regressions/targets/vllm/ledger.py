@@ -41,7 +41,7 @@ LEDGER = (
                 '"num_splits":1,"return_lse":true}}'
             ),
         ),
-        modes=("decode",),
+        modes=("decode", "latent"),
         shows=heads_are_alone,
         # 2^-9 of a logit, whose budget is 2^-18 of it.
         symptoms=(Wrong(("o",), largest_logit), Wrong(("lse",), 2.0**9)),
