@@ -3,10 +3,24 @@
 import math
 
 from properties.cases.case import Case
+from properties.targets.bounds import power_of_two
 from properties.targets.engines import heads_are_alone, largest_logit, part_is_empty
-from properties.targets.ledger import Given, KnownFailure, Wrong
+from properties.targets.ledger import Given, KnownFailure, Raised, Wrong
 
 RELEASES = ("sglang 0.5.23", "sglang 0.4.9.post1")
+
+
+def _sink_is_far_above(given: Given) -> bool:
+    # exp of 88.7 and less fits into float32, and logits may lie below 0.
+    sink = given.get("sink")
+    return sink is not None and bool((sink > 40).any())
+
+
+def _other_tile(given: Given) -> bool:
+    keys, values = given["k_pages"].shape[-1], given["v_pages"].shape[-1]
+    # What 576 and 288 channels have beyond 512 and 256 has a tile of its own.
+    tile = {576: 512, 288: 256}.get(keys, power_of_two(keys))
+    return not heads_are_alone(given) and tile != power_of_two(values)
 
 
 def _rounds(given: Given) -> bool:
@@ -68,5 +82,43 @@ LEDGER = (
         got="16.5",
         cause="With a head of keys for each of queries, products are formed in the dtype of q and "
         "k. Grouped heads take a dot, whose products are float32.",
+    ),
+    KnownFailure(
+        name="sink_above_logits",
+        law="differential",
+        releases=("sglang 0.5.23",),
+        cases=(
+            Case.from_json(
+                '{"op":"attention","mode":"extend","dtype":"bfloat16","dims":{"B":1,"G":9,"R":1,'
+                '"K":16,"V":16},"lengths":[2],"packed":true,"given":["sink"],"options":'
+                '{"causal":true,"window":2,"softcap":2,"scale":null,"return_lse":true},'
+                '"values":"large_logits"}'
+            ),
+        ),
+        modes=("extend",),
+        shows=_sink_is_far_above,
+        symptoms=(Wrong(("lse",), finite=False),),
+        expected="100.0",
+        got="inf",
+        cause="The weight of a sink, exp(sink - largest logit), overflows, and so does the LSE.",
+    ),
+    KnownFailure(
+        name="tile_of_latents",
+        law="differential",
+        releases=("sglang 0.5.23",),
+        cases=(
+            Case.from_json(
+                '{"op":"paged_attention","mode":"latent","dtype":"bfloat16","dims":{"B":1,"G":1,'
+                '"R":2,"K":32,"V":16,"C":1},"lengths":[1],"options":{"scale":null,"softcap":null,'
+                '"num_splits":1},"same":{"v_pages":"k_pages"}}'
+            ),
+        ),
+        modes=("latent",),
+        shows=_other_tile,
+        symptoms=(Raised("CompilationError", "Cannot make_shape_compatible"),),
+        expected="1.0",
+        got="0.0",
+        cause="Values are the tile of keys, which is as wide as all their channels, unless these "
+        "are 576 or 288: it does not compile with an accumulator as wide as the values.",
     ),
 )
