@@ -150,7 +150,8 @@ def _call_before(
             x.copy_(others[key])
     device = next(x.device for x in given.values() if isinstance(x, Tensor))
     lists = {
-        name: torch.tensor(value, device=device)
+        # An empty list would become floats.
+        name: torch.tensor(value, dtype=torch.int64, device=device)
         for name, value in options.items()
         if isinstance(value, (list, tuple))
     }

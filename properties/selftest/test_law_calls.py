@@ -11,8 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from properties.cases.calls import outputs_and_gradients
 from properties.cases.case import Case
 from properties.cases.layouts import LAYOUTS
+from properties.cases.tensors import build
 from properties.catalogue import OPS, Op
 from properties.catalogue.op import Function
 from properties.device import activate
@@ -68,6 +70,23 @@ def test_a_batch_without_rows_has_no_offsets(law: str) -> None:
     options = {"interleaved": True, "seqlen_offsets": [], "conjugate": False, "inplace": False}
     case = Case.of(op.name, "fused", dims, (5,), options=options)
     LAWS[law](op, case, Subject(Oracle(), torch.device("cpu")))
+
+
+def test_offsets_of_no_rows_are_integers_in_an_earlier_call_too() -> None:
+    op = OPS["rotary_embedding"]
+    dims = {"B": 0, "H": 2, "D": 8, "P": 4}
+    options = {"interleaved": True, "seqlen_offsets": [], "conjugate": False, "inplace": False}
+    case = Case.of(op.name, "fused", dims, (5,), options=options)
+    dtypes = []
+
+    def function(**given: Any) -> Any:
+        dtypes.append(given["seqlen_offsets"].dtype)
+        return op.oracle(**given)
+
+    outputs_and_gradients(op, function, build(op, case), earlier={"seqlen_offsets": []})
+    # The earlier call, the call itself, and the one after it.
+    assert len(dtypes) == 3
+    assert set(dtypes) == {torch.int64}
 
 
 @pytest.mark.parametrize("scale", [0.5, -0.85693359375, None])
