@@ -49,6 +49,11 @@ def _without_keys(given: Given) -> bool:
     return bool((bounds.diff() > keys.diff()).any())
 
 
+def _without_sequences(given: Given) -> bool:
+    bounds = given.get("cu_seqlens")
+    return len(given["q"]) == 0 if bounds is None else len(bounds) == 1
+
+
 def _plain(given: Given) -> bool:
     """Whether the inputs are all of their memory, as their gradients are then as well."""
     tensors = [given[name] for name in ("q", "k", "v")]
@@ -131,6 +136,24 @@ LEDGER = (
         got="to_padded_tensor: at least one constituent tensor should have non-zero numel",
         cause="The math path goes through a padded tensor, which it refuses to make of sequences "
         "that are all empty.",
+    ),
+    KnownFailure(
+        name="nested_no_sequences",
+        law="differential",
+        releases=ON_CPU,
+        cases=(
+            Case.from_json(
+                '{"op":"attention","mode":"sdpa_nested","dtype":"float32","dims":{"B":0,"G":1,"R":1,'
+                '"K":1,"V":1},"lengths":[1],"options":{"scale":null}}'
+            ),
+        ),
+        modes=("sdpa_nested",),
+        shows=_without_sequences,
+        symptoms=(Raised("IndexError", "Dimension out of range (expected to be in range of [-1,"),),
+        expected="(0, 2, 4)",
+        got="Dimension out of range (expected to be in range of [-1, 0], but got 1)",
+        cause="The math path turns a jagged tensor into a strided one, which has one axis if it "
+        "has no sequences.",
     ),
     KnownFailure(
         name="nested_in_inference_mode",
@@ -250,7 +273,7 @@ LEDGER = (
         cause="The eager path evaluates score_mod and mask_mod at index 0 of an axis without any.",
     ),
     KnownFailure(
-        name="flex_lookup_of_no_batch",
+        name="flex_lookup_beside_an_empty_axis",
         law="differential",
         releases=ON_CPU,
         cases=(
@@ -259,17 +282,28 @@ LEDGER = (
                 '"V":1},"lengths":[2],"given":["bias"],"options":{"scale":null,"causal":false,'
                 '"window":null,"softcap":null,"structure":null,"return_lse":false}}'
             ),
+            Case.from_json(
+                '{"op":"attention","mode":"flex","dtype":"float32","dims":{"B":1,"G":2,"R":1,"K":1,'
+                '"V":1},"lengths":[0],"key_lengths":[5],"given":["mask"],"options":{"scale":null,'
+                '"causal":false,"window":null,"softcap":null,"structure":null,"return_lse":false}}'
+            ),
+            Case.from_json(
+                '{"op":"attention","mode":"flex","dtype":"float32","dims":{"B":0,"G":1,"R":1,"K":1,'
+                '"V":1},"lengths":[0],"given":["mask"],"options":{"scale":null,"causal":false,'
+                '"window":null,"softcap":null,"structure":null,"return_lse":false}}'
+            ),
         ),
         modes=("flex",),
         shows=lambda given: (
-            len(given["q"]) == 0
+            0 in (len(given["q"]), given["q"].shape[1])
             and any(given.get(name) is not None for name in ("bias", "mask", "structure"))
         ),
         symptoms=(
             Raised(
                 "IndexError",
-                "shape mismatch: indexing tensors could not be broadcast together with shapes [0]",
+                "shape mismatch: indexing tensors could not be broadcast together with shapes [",
             ),
+            Raised("RuntimeError", "*bdim < tensor.dim() INTERNAL ASSERT FAILED at"),
         ),
         expected="(0, 1, 2, 4)",
         got="shape mismatch: indexing tensors could not be broadcast together with shapes "
