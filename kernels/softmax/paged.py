@@ -118,7 +118,8 @@ def paged_attention_fused(
     lse = q.new_empty(batch, heads, queries, dtype=torch.float32)
     if lse.numel() == 0:
         return o, lse
-    entry = tiles.TABLE["paged_attention", "fused"][tile]
+    kernel = "attend" if v_scale is None else "scaled"
+    entry = tiles.TABLE["paged_attention", "fused"][tile].of(kernel)
     group, split = heads // kv_heads, num_splits > 1
     count = cdiv(longest * group, entry.tokens)
     rows = batch * queries * heads
