@@ -58,7 +58,7 @@ def _main(parse: argparse.ArgumentParser, options: Options) -> int:
     origin = options.origin
     with ExitStack() as locks:
         try:
-            options.check_paths()
+            options.check()
             subject = origin.subject()
             if options.case is not None:
                 case = Case.from_json(options.case)

@@ -13,10 +13,15 @@ from properties.fuzz.fork_server import prepare
 Fuzz = Callable[..., tuple[int, str]]
 
 
+def under_differential(target: str, *more: str) -> list[str]:
+    """The arguments of a run of a planted target under one law."""
+    return ["--target", f"{planted.__name__}:{target}", "--law", "differential", *more]
+
+
 def on_l2norm(target: str, *more: str) -> list[str]:
     """The arguments of a short run with a planted target."""
-    chosen = ["--target", f"{planted.__name__}:{target}", "--op", "l2norm", "--dtype", "float32"]
-    return [*chosen, "--law", "differential", "--jobs", "1", *more]
+    chosen = ["--op", "l2norm", "--dtype", "float32", "--jobs", "1"]
+    return under_differential(target, *chosen, *more)
 
 
 @pytest.fixture(autouse=True)

@@ -23,6 +23,9 @@ from properties.jobs import Selection
 from properties.laws import LAWS
 from properties.targets import NAMES, Target
 
+# Options of what is drawn, and of what is kept of it.
+_OF_DRAWING = ("op", "mode", "dtype", "seed", "jobs", "ray", "record", "resume", "report")
+
 
 @dataclass(frozen=True)
 class Options:
@@ -57,12 +60,16 @@ class Options:
         """The folders that a run needs for itself, by option."""
         return {"--resume": self.resume, "--report": self.report}
 
-    def check_paths(self) -> None:
-        """Check before the run what its end would need.
+    def check(self) -> None:
+        """Check options that exclude each other, and what the end of the run would need.
 
         Raises:
-            ValueError: there is no room for temporary files, or the file of --record is none.
+            ValueError: --case beside an option of drawing, no room for temporary files, or a file
+                of --record that is none.
         """
+        beside = [name for name in _OF_DRAWING if getattr(self, name) not in (None, [])]
+        if self.case is not None and beside:
+            raise ValueError(f"--{beside[0]}: not allowed with --case, which is not drawn")
         try:
             gettempdir()
         except FileNotFoundError as error:
@@ -152,6 +159,7 @@ def _add_selection(parse: argparse.ArgumentParser) -> None:
         "--minutes", type=positive, default=2.0, help="how long to fuzz (default: 2)"
     )
     budget.add_argument("--examples", type=count, help="how many examples, instead of --minutes")
+    budget.add_argument("--case", help="run this one case, as JSON, under --law or all laws")
     for name, known in (("op", OPS), ("law", LAWS), ("dtype", DTYPES)):
         text = f"only this {name} (repeatable): {', '.join(known)}"
         parse.add_argument(
@@ -161,7 +169,6 @@ def _add_selection(parse: argparse.ArgumentParser) -> None:
     parse.add_argument(
         "--mode", action="append", default=[], help="only this mode of the target (repeatable)"
     )
-    parse.add_argument("--case", help="run this one case, as JSON, under --law or all laws")
     parse.add_argument(
         "--seed", type=int, help="the seed of a run to repeat (default: drawn and printed)"
     )

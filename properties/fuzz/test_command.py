@@ -19,7 +19,7 @@ from properties.catalogue import OPS
 from properties.fuzz import planted, record
 from properties.fuzz.__main__ import main
 from properties.fuzz.answer import Failure
-from properties.fuzz.conftest import Fuzz, on_l2norm
+from properties.fuzz.conftest import Fuzz, on_l2norm, under_differential
 from properties.fuzz.log import Log, Tally
 from properties.fuzz.turn import lap_seed
 from properties.jobs import Job
@@ -55,6 +55,9 @@ def leaving(device: object) -> object:
         (["--jobs", "-3"], "--jobs: '-3', expected an integer of at least 1"),
         (["--jobs", "100000"], "--jobs: 100000, expected at most"),
         (["--case", "x"], "case: 'x', expected the JSON object of a case"),
+        (["--case", _CASE, "--op", "l2norm"], "--op: not allowed with --case, which is not drawn"),
+        (["--case", _CASE, "--resume", "kept"], "--resume: not allowed with --case"),
+        (["--case", _CASE, "--minutes", "1"], "--minutes: not allowed with argument --case"),
         (["--case", _CASE.replace('"H":1,', "")], "case: no H among its dims"),
         (["--case", _CASE.replace("float32", "float64")], "case: dtype: 'float64', expected"),
         (["--case", _CASE.replace('"H":1', '"H":1,"K":2')], "case: dims: 'K', expected one of"),
@@ -284,7 +287,7 @@ def test_no_two_rounds_of_neighbouring_seeds_draw_the_same_cases() -> None:
 def test_one_case_ends_whatever_it_does(
     target: str, how: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([*on_l2norm(target), "--case", _CASE, "--case-timeout", "0.2"]) == 1
+    assert main([*under_differential(target), "--case", _CASE, "--case-timeout", "0.2"]) == 1
     printed = capsys.readouterr().out
     assert f"differential: the process that ran it {how}" in printed
     assert "planted.py:" in printed
@@ -294,12 +297,12 @@ def test_a_case_that_passes_is_reported_as_passing_whatever_the_width(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "0")
-    assert main([*on_l2norm("good"), "--case", _CASE]) == 0
+    assert main([*under_differential("good"), "--case", _CASE]) == 0
     assert "differential holds: worst error 0." in capsys.readouterr().out
 
 
 def test_an_error_of_a_kernel_is_a_finding_and_no_usage(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*on_l2norm("raising"), "--case", _CASE]) == 1
+    assert main([*under_differential("raising"), "--case", _CASE]) == 1
     printed = capsys.readouterr().out
     assert "differential: ValueError: head dim 7 is not supported" in printed
     assert "planted.py:" in printed
