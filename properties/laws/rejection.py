@@ -201,10 +201,24 @@ def _right(run: Run, mistake: Mistake, inputs: Inputs, got: Results) -> bool:
     cast = {name: y.to(dtypes[name]) for name, y in got.items()}
     try:
         compare_with_oracle(strict, legal_inputs, {}, cast)
-    except (Violation, ValueError, TypeError):
+    except Violation:
+        return _fails_anyway(run, mistake, legal_inputs)
+    except (ValueError, TypeError):
         # The oracle rejects an argument without a legal value.
         return False
     return True
+
+
+def _fails_anyway(run: Run, mistake: Mistake, legal_inputs: Inputs) -> bool:
+    """Whether an option of a legal type gives wrong results too, which are then not those of the
+    mistake.
+    """
+    options = {option.name for option in run.op.options}
+    # A large number stands for infinity, which is itself no legal value.
+    stands_in = any(isinstance(x, float) and math.isinf(x) for x in mistake.arguments.values())
+    if not mistake.arguments or not options.issuperset(mistake.arguments) or stands_in:
+        return False
+    return not _is_harmless(run, Mistake("nothing", {}, ()), legal_inputs)
 
 
 def _announces_itself(op: Op, mistake: Mistake, inputs: Inputs, got: Results) -> bool:

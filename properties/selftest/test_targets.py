@@ -868,6 +868,17 @@ def test_rejection_skips_a_library_that_is_wrong_without_a_mistake() -> None:
     assert LAWS["rejection"](ATTENTION, PLAIN, Subject(wrong, CPU)) == 0
 
 
+def test_rejection_skips_a_number_that_is_wrong_in_a_legal_type_as_well() -> None:
+    """As logits that a library rounds, which a mistake makes larger than those of the case."""
+
+    def wrong_from_a_half_on(given: Mapping[str, Any]) -> Any:
+        scale = given.get("scale")
+        number = isinstance(scale, (int, float, numpy.number)) and 0.5 <= scale < torch.inf
+        return zeros(given) if number else None
+
+    assert LAWS["rejection"](ATTENTION, PLAIN, Subject(Library(wrong_from_a_half_on), CPU)) == 0
+
+
 KNOWN = KnownFailure(
     name="half_at_scale_0",
     law="differential",
