@@ -25,8 +25,8 @@ from properties.targets import Target
 from properties.verdict.report import error_report
 
 # Laws about numbers. The other laws compare an implementation with itself, and one case serves
-# several of them. For splitting, the position of the cut matters as much as the numbers, so it
-# draws cases of its own.
+# several of them. For splitting, the position of the cut matters as much as the numbers, so its
+# cases are drawn as those of laws about numbers.
 _OF_NUMBERS = ("differential", "exactness")
 _OF_THEIR_OWN = (*_OF_NUMBERS, "splitting")
 _OF_CONTEXTS = "context_invariance"
@@ -113,10 +113,9 @@ class Job:
     def seed_key(self) -> str:
         """The key of Hypothesis' seed in pytest: jobs with one key draw the same cases.
 
-        Splitting has a key of its own. All other laws of a mode and dtype share one, so that a
-        kernel is compiled once for all of them.
+        All laws of a mode and dtype share one, so that a kernel is compiled once for all of them.
         """
-        return self.name if self.law == "splitting" else f"{self.op}-{self.mode}-{self.dtype}"
+        return f"{self.op}-{self.mode}-{self.dtype}"
 
 
 def times(jobs: Iterable[Job], examples: int) -> float:

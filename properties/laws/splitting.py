@@ -4,7 +4,9 @@ Linear ops pass on their state, attention reads all keys so far (prefill, then d
 rotation continues at an offset. Gradients flow back through the cut.
 """
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -16,7 +18,7 @@ from properties.cases.case import Case
 from properties.cases.inputs import Results
 from properties.cases.sequences import dims_of, join, own_dims, separate, spans
 from properties.cases.tensors import boundaries
-from properties.catalogue.op import Op
+from properties.catalogue.op import Function, Op
 from properties.laws import packing
 from properties.laws.expect import compare_with_oracle
 from properties.laws.law import Law, Run, with_options, within_bounds
@@ -26,47 +28,69 @@ from properties.laws.shared_tensors import SharedTensors
 def check(run: Run) -> float:
     op, case = run.op, run.case
     # Each half is a call of its own, which must be within bounds.
-    if not all(within_bounds(op, _half(op, case, early)) for early in (True, False)):
+    cuts = _cuts(case)
+    if not all(within_bounds(op, _half(op, case, cuts, early)) for early in (True, False)):
         return 0.0
     inputs, cotangents = run.inputs(), run.cotangents()
     shared = SharedTensors(inputs)
 
     def in_two_calls(**given: Any) -> tuple[Tensor | None, ...]:
-        return _in_two_calls(run, given, shared)
+        function, extra = run.subject.function(op), {"mode": case.called_mode, "tile": case.tile}
+        return _in_two_calls(op, case, cuts, function, given, shared.of_a_call, extra)
+
+    # What passes from one call to the other is rounded, and so is its gradient.
+    def form_in_two_calls(form: Function) -> Function:
+        # The target may have fewer outputs.
+        def outputs(**given: Any) -> Any:
+            returned = form(**given)
+            return returned[: len(op.outputs)] if isinstance(returned, tuple) else returned
+
+        return lambda **given: _in_two_calls(op, case, cuts, outputs, given)
 
     with run.subject.claiming(case):
         got = outputs_and_gradients(op, in_two_calls, shared.leaves(inputs), cotangents)
     got, left_out = shared.rounded(got), shared.infinite
-    return compare_with_oracle(run, inputs, cotangents, got, left_out)
+    return compare_with_oracle(run, inputs, cotangents, got, left_out, form_in_two_calls)
 
 
 def _in_two_calls(
-    run: Run, given: dict[str, Any], shared: SharedTensors
+    op: Op,
+    case: Case,
+    cuts: list[int],
+    function: Function,
+    given: dict[str, Any],
+    of_a_call: Callable[[Results], Results] = dict,
+    extra: Mapping[str, Any] = MappingProxyType({}),
 ) -> tuple[Tensor | None, ...]:
-    op, case = run.op, run.case
+    """Call a function on both parts of each sequence, and join the results.
+
+    Args:
+        of_a_call: makes the tensors of one call from those of both.
+        extra: arguments beside the op's own.
+    """
     tensors = {a.name: given.pop(a.name) for a in op.arguments if a.name in given}
-    cuts = _cuts(case)
+    device = next(iter(tensors.values())).device
     last_first = bool(given.get("reverse"))
     results: list[list[Results]] = []
     for early in (False, True) if last_first else (True, False):
-        pieces = separate(op, case, shared.of_a_call(tensors))
+        pieces = separate(op, case, of_a_call(tensors))
         half = [_tokens(op, case, x, cuts[n], n, early) for n, x in enumerate(pieces)]
-        part = _half(op, case, early)
+        part = _half(op, case, cuts, early)
         own = op.carried_over(part, join(op, case, half))
         if op.continues_by == "initial_state" and results:
             own["initial_state"] = torch.cat([one["final_state"] for one in results[0]])
         options = dict(given)
         if "structure" in case.options:
-            options["structure"] = structures.build(part, run.subject.device)
+            options["structure"] = structures.build(part, device)
         for name, dim in zip(op.packed_by if case.packed else (), ("T", "S"), strict=False):
             lengths = [_length(op, piece, dim) for piece in half]
             bounds = torch.tensor(boundaries(lengths), dtype=given[op.packed_by[0]].dtype)
-            options[name] = bounds.to(run.subject.device)
+            options[name] = bounds.to(device)
         # Positions that are given as data are cut with their tokens.
         if op.continues_by == "seqlen_offsets" and "position_ids" not in own:
-            options["seqlen_offsets"] = _offsets(run, [0] * len(cuts) if early else cuts)
-        function = run.subject.function(op)
-        half_of = {**own, **options, "mode": case.called_mode, "tile": case.tile}
+            offsets = _offsets(case, [0] * len(cuts) if early else cuts)
+            options["seqlen_offsets"] = offsets.to(device)
+        half_of = {**own, **options, **extra}
         with telling(op, half_of):
             returned = function(**half_of)
         outputs = returned if isinstance(returned, tuple) else (returned,)
@@ -94,9 +118,9 @@ def _cuts(case: Case) -> list[int]:
     return cuts if case.packed else cuts * case.sequences
 
 
-def _half(op: Op, case: Case, early: bool) -> Case:
+def _half(op: Op, case: Case, cuts: list[int], early: bool) -> Case:
     """The case with the tokens before its cuts, or with those after them."""
-    whole = list(zip(case.lengths, case.key_lengths or case.lengths, _cuts(case), strict=False))
+    whole = list(zip(case.lengths, case.key_lengths or case.lengths, cuts, strict=False))
     lengths = tuple(cut if early else n - cut for n, _, cut in whole)
     if not op.own_keys:
         return replace(case, lengths=lengths)
@@ -126,10 +150,10 @@ def _length(op: Op, piece: Results, dim: str) -> int:
     return _length(op, piece, "T")
 
 
-def _offsets(run: Run, cuts: list[int]) -> Tensor:
-    offsets = run.case.options["seqlen_offsets"]
+def _offsets(case: Case, cuts: list[int]) -> Tensor:
+    offsets = case.options["seqlen_offsets"]
     each = offsets if isinstance(offsets, (list, tuple)) else [offsets] * len(cuts)
-    return torch.tensor([o + c for o, c in zip(each, cuts, strict=True)], device=run.subject.device)
+    return torch.tensor([o + c for o, c in zip(each, cuts, strict=True)])
 
 
 def _glued(op: Op, name: str, parts: list[Tensor], last_first: bool) -> Tensor:

@@ -154,6 +154,21 @@ def test_gradients_may_be_subnormal_on_the_way(device: torch.device) -> None:
     LAWS["scale_equivariance"](OPS[case.op], case, Subject(target(device), device, quick=True))
 
 
+def test_the_budget_of_two_calls_knows_that_the_state_between_them_is_rounded(
+    device: torch.device,
+) -> None:
+    """Keys, values and `i` are 0, so that in one call nothing of `i` is rounded, whose gradient is
+    0. The gradient of the state between two calls cancels with the rest of it up to rounding.
+    """
+    case = Case.from_json(
+        '{"op":"mlstm","mode":"fused_chunk","dtype":"float32","dims":{"B":1,"H":1,"K":33,"V":9},'
+        '"lengths":[16,16,16],"packed":true,"given":["initial_state"],"float32":["i","g"],'
+        '"options":{"scale":-1.0,"output_final_state":true},"values":"zeros","frozen":["q"],'
+        '"silent":["final_state"],"seed":2075}'
+    )
+    LAWS["splitting"](OPS["mlstm"], case, Subject(target(device), device))
+
+
 def test_only_a_quick_verdict_takes_fewer_perturbed_runs(counted: list[int]) -> None:
     assert 0 < judged(replace(CASE, values="gaussian"), 2.0**-7, quick=False) < 1
     assert counted == [DRAWS]

@@ -1,7 +1,7 @@
 """One call of the oracle: its results, and the error budget of each."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -76,6 +76,8 @@ class OracleCall:
         want: the oracle's results.
         dtypes: those in which a kernel returns the results.
         parts: see `gradient_parts`.
+        called: turns a form of the oracle into the function whose rounding errors count, such as
+            one that calls it twice.
     """
 
     op: Op
@@ -85,6 +87,7 @@ class OracleCall:
     want: Results
     dtypes: Mapping[str, torch.dtype]
     parts: Results
+    called: Callable[[Function], Function] = lambda form: form
 
     def budgets(self, precision: Precision, *, form: Function, draws: int) -> dict[str, Budget]:
         """The budget of each result of a kernel that stores operands in this precision.
@@ -119,10 +122,11 @@ class OracleCall:
             parts=self.parts,
         )
         absolute = None
+        function = self.called(form)
         if op.multilinear(case):
-            absolute = _by_tensors(op, form, exact.with_options(**_absolute_scale(exact)))
+            absolute = _by_tensors(op, function, exact.with_options(**_absolute_scale(exact)))
         return budgets(
-            _by_tensors(op, form, exact),
+            _by_tensors(op, function, exact),
             tensors,
             call.want,
             how,
