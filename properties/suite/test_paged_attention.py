@@ -9,6 +9,7 @@ import torch
 
 import kernels
 import reference
+from kernels import tiles
 from properties.laws import Subject
 
 STRIDE = 2**30 + 64
@@ -55,18 +56,20 @@ def test_more_splits_than_tiles_leave_empty_parts(size: int, subject: Subject) -
         assert (got[0][1] == 0).all()
 
 
-@pytest.mark.parametrize("tile", [None, 1, 2])
+@pytest.mark.parametrize("latent", [32, 192, 512])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_values_may_be_the_first_columns_of_the_keys(
-    dtype: torch.dtype, tile: int | None, subject: Subject
+    dtype: torch.dtype, latent: int, subject: Subject
 ) -> None:
-    """Latent attention in its absorbed form reads one memory as both."""
-    latent, rotary = (512, 64) if tile != 1 else (192, 64)
-    q, pages = torch.randn(2, 3, 4, latent + rotary), torch.randn(4, 5, 1, latent + rotary)
+    """Latent attention in its absorbed form reads one memory as both, with every tile."""
+    dim, arch = latent + 64, tiles.architecture(subject.device)
+    q, pages = torch.randn(2, 3, 4, dim), torch.randn(4, 5, 1, dim)
     table, lengths = torch.tensor([[3, 0], [1, 2]]), torch.tensor([7, 10])
     q, pages = (x.to(subject.device, dtype) for x in (q, pages))
     given = [x.to(subject.device) for x in (table, lengths)]
-    options: Any = {"causal": True, "num_splits": 2, "tile": tile}
-    o, _ = kernels.paged_attention(q, pages, pages[..., :latent], *given, **options)
-    want, _ = kernels.paged_attention(q, pages, pages[..., :latent].clone(), *given, **options)
-    assert torch.equal(o, want)
+    entries = tiles.TABLE["paged_attention", "fused"]
+    for tile in (n for n, entry in enumerate(entries) if entry.admits(dim, dtype, arch)):
+        options: Any = {"causal": True, "num_splits": 2, "tile": tile}
+        o, _ = kernels.paged_attention(q, pages, pages[..., :latent], *given, **options)
+        want, _ = kernels.paged_attention(q, pages, pages[..., :latent].clone(), *given, **options)
+        assert torch.equal(o, want)
