@@ -102,12 +102,18 @@ def _structure_of(run: Run, n: int) -> dict[str, Any]:
     return {"structure": structures.build(run.case, run.subject.device, [n])}
 
 
+# Of a pack of several rows.
+_TOKENS = 1024
+
+
 def adapt(op: Op, case: Case) -> Case:
-    """Pack the rows of a dense case; add a row if it has none."""
+    """Pack the rows of a dense case; add a row if it has none, and leave out those of a long pack,
+    which an oracle walks one after the other.
+    """
     case = with_own_elements(case)
     if case.packed:
         return case
-    rows = max(case.dims["B"], 1)
+    rows = min(max(case.dims["B"], 1), max(2, _TOKENS // max(1, *case.lengths)))
     own = case.key_lengths is not None and len(op.packed_by) > 1
     keys = case.key_lengths * rows if case.key_lengths is not None and own else None
     dims = {**case.dims, "B": 1}
