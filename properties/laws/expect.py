@@ -1,7 +1,6 @@
 """Comparison of results: bit for bit, or with the oracle within the error budget."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import partial
 
 import torch
@@ -64,9 +63,7 @@ def compare_with_oracle(
     if _all_passed(_compared(got, want, dict.fromkeys(got))):
         return 0.0
     dtypes = {name: x.dtype for name, x in got.items()}
-    call = OracleCall(op, case, inputs, in_float64(cotangents), want, dtypes, parts)
-    if called:
-        call = replace(call, called=called)
+    call = OracleCall(op, case, inputs, in_float64(cotangents), want, dtypes, parts, called)
     return _verdict(run, _within_a_budget(run, call, got, (*asked, called is None)), "the oracle")
 
 

@@ -24,6 +24,9 @@ from properties.laws.expect import compare_with_oracle, expect_identical
 from properties.laws.law import Law, Run, with_own_elements
 from properties.laws.shared_tensors import summed
 
+# Of a pack of several rows.
+_TOKENS = 1024
+
 
 def check(run: Run) -> float:
     op, case = run.op, run.case
@@ -100,10 +103,6 @@ def _structure_of(run: Run, n: int) -> dict[str, Any]:
     if "structure" not in run.case.options:
         return {}
     return {"structure": structures.build(run.case, run.subject.device, [n])}
-
-
-# Of a pack of several rows.
-_TOKENS = 1024
 
 
 def adapt(op: Op, case: Case) -> Case:

@@ -4,9 +4,8 @@ Linear ops pass on their state, attention reads all keys so far (prefill, then d
 rotation continues at an offset. Gradients flow back through the cut.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -35,8 +34,10 @@ def check(run: Run) -> float:
     shared = SharedTensors(inputs)
 
     def in_two_calls(**given: Any) -> tuple[Tensor | None, ...]:
-        function, extra = run.subject.function(op), {"mode": case.called_mode, "tile": case.tile}
-        return _in_two_calls(op, case, cuts, function, given, shared.of_a_call, extra)
+        return _in_two_calls(
+            op, case, cuts, run.subject.function(op), given, shared.of_a_call,
+            mode=case.called_mode, tile=case.tile,
+        )  # fmt: skip
 
     # What passes from one call to the other is rounded, and so is its gradient.
     def form_in_two_calls(form: Function) -> Function:
@@ -60,7 +61,7 @@ def _in_two_calls(
     function: Function,
     given: dict[str, Any],
     of_a_call: Callable[[Results], Results] = dict,
-    extra: Mapping[str, Any] = MappingProxyType({}),
+    **extra: Any,
 ) -> tuple[Tensor | None, ...]:
     """Call a function on both parts of each sequence, and join the results.
 

@@ -24,7 +24,7 @@ def channels_telescope(case: Case) -> tuple[Telescope, ...]:
     return (Telescope(name, "B T H K", (*(keys if alone else SEEN), *carried(case))),)
 
 
-def carried(case: Case) -> tuple[tuple[str, str, str], ...]:
+def carried(case: Case, dims: str = "N H K V") -> tuple[tuple[str, str, str], ...]:
     """The final state's term of the telescope."""
-    state = ("N H K V", "gradient of final_state", "final_state")
+    state = (dims, "gradient of final_state", "final_state")
     return (state,) if case.options.get("output_final_state") else ()

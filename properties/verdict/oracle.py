@@ -77,7 +77,7 @@ class OracleCall:
         dtypes: those in which a kernel returns the results.
         parts: see `gradient_parts`.
         called: turns a form of the oracle into the function whose rounding errors count, such as
-            one that calls it twice.
+            one that calls it twice; None if it is that form.
     """
 
     op: Op
@@ -87,7 +87,7 @@ class OracleCall:
     want: Results
     dtypes: Mapping[str, torch.dtype]
     parts: Results
-    called: Callable[[Function], Function] = lambda form: form
+    called: Callable[[Function], Function] | None = None
 
     def budgets(self, precision: Precision, *, form: Function, draws: int) -> dict[str, Budget]:
         """The budget of each result of a kernel that stores operands in this precision.
@@ -122,7 +122,7 @@ class OracleCall:
             parts=self.parts,
         )
         absolute = None
-        function = self.called(form)
+        function = form if self.called is None else self.called(form)
         if op.multilinear(case):
             absolute = _by_tensors(op, function, exact.with_options(**_absolute_scale(exact)))
         return budgets(

@@ -108,8 +108,7 @@ def _energies_telescope(case: Case) -> tuple[Telescope, ...]:
 def _momentum_telescopes(case: Case) -> tuple[Telescope, ...]:
     """Gradients of both gates, differences of sums over pairs of tokens."""
     pairs = (SEEN[0], ("B T H K", "k", "dk"), ("B T H K", "p", "dp"))
-    state = ("N H M K V", "gradient of final_state", "final_state")
-    products = (*pairs, state) if case.options.get("output_final_state") else pairs
+    products = (*pairs, *carried(case, "N H M K V"))
     return tuple(Telescope(gate, "B T H", products) for gate in ("dlog_alpha", "dlog_mu"))
 
 

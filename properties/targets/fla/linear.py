@@ -126,10 +126,8 @@ def _slots_telescope(case: Case) -> tuple[Telescope, ...]:
     """Two passes of gated linear attention, over the slots' keys and values: of each, sums over
     slots of the weights times their gradients are those over keys and over values.
     """
-    state = ("N H M K+V", "gradient of final_state", "final_state")
-    asked = (state,) if case.options.get("output_final_state") else ()
-    read = (("B T H K", "q", "dq"), ("B T H V", "gradient of o", "o"))
-    return (Telescope("dg", "B T H M", (*read, ("B T H M", "s", "ds"), *asked)),)
+    read = (("B T H K", "q", "dq"), ("B T H V", "gradient of o", "o"), ("B T H M", "s", "ds"))
+    return (Telescope("dg", "B T H M", (*read, *carried(case, "N H M K+V"))),)
 
 
 def _a_block_of_keys(case: Case) -> Case:
