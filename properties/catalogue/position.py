@@ -98,8 +98,8 @@ def _axes(case: Case, sizes: Mapping[str, int], generator: torch.Generator) -> T
 def _settle(case: Case) -> Case:
     """Pairs fit into the head, both tables have one dtype, and what shares elements stays.
 
-    A law may give a batch without rows one, which wants an offset like the others. Positions that
-    are given have no offset.
+    A law may give a batch without rows one, which wants an offset like the others, and leave out
+    rows. Positions that are given have no offset.
     """
     pairs = min(case.dims["P"], case.dims["D"] // 2)
     float32 = ("cos", "sin") if "cos" in case.float32 else ()
@@ -107,8 +107,9 @@ def _settle(case: Case) -> Case:
     if case.layout_of("x") in SHARING and "inplace" in options:
         options["inplace"] = False
     offsets = options.get("seqlen_offsets")
-    if isinstance(offsets, (list, tuple)) and len(offsets) < case.sequences:
-        options["seqlen_offsets"] = [*offsets, *[0] * (case.sequences - len(offsets))]
+    if isinstance(offsets, (list, tuple)) and len(offsets) != case.sequences:
+        missing = case.sequences - len(offsets)
+        options["seqlen_offsets"] = [*offsets, *[0] * missing][: case.sequences]
     if "position_ids" in case.given and "seqlen_offsets" in options:
         options["seqlen_offsets"] = 0
     return replace(case, dims={**case.dims, "P": pairs}, options=options, float32=float32)

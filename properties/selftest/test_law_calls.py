@@ -62,13 +62,14 @@ def test_calls_of_which_the_bits_are_compared_lie_alike(law: str, layout: str) -
     assert all(call == first for call in others)
 
 
+@pytest.mark.parametrize(("rows", "tokens"), [(0, 5), (9, 127)])
 @pytest.mark.parametrize("law", OPS["rotary_embedding"].laws)
-def test_a_batch_without_rows_has_no_offsets(law: str) -> None:
-    """A row that a law adds to it gets an offset."""
+def test_each_row_that_a_law_keeps_or_adds_has_an_offset(law: str, rows: int, tokens: int) -> None:
     op = OPS["rotary_embedding"]
-    dims = {"B": 0, "H": 2, "D": 8, "P": 4}
-    options = {"interleaved": True, "seqlen_offsets": [], "conjugate": False, "inplace": False}
-    case = Case.of(op.name, "fused", dims, (5,), options=options)
+    dims = {"B": rows, "H": 2, "D": 8, "P": 4}
+    offsets = [0] * rows
+    options = {"interleaved": True, "seqlen_offsets": offsets, "conjugate": False, "inplace": False}
+    case = Case.of(op.name, "fused", dims, (tokens,), options=options)
     LAWS[law](op, case, Subject(Oracle(), torch.device("cpu")))
 
 
@@ -127,3 +128,21 @@ def test_an_option_that_wide_numbers_need_stays() -> None:
     target = Watched()
     LAWS["plumbing"](OPS["mesa_net"], case, Subject(target, torch.device("cpu")))
     assert len(target.calls) == 2
+
+
+def test_a_result_that_cancels_may_be_the_same_with_another_option() -> None:
+    """Unit keys of one channel erase the state, but for what the epsilon of their norm leaves."""
+    case = Case.of(
+        "delta_rule",
+        "chunk",
+        {"B": 1, "H": 2, "K": 1, "V": 1},
+        (1, 31, *[0] * 8, 1, 1, 5, 7, 31, 31, 33),
+        dtype="float16",
+        packed=True,
+        given=("initial_state",),
+        options={"scale": 0.5, "use_qk_l2norm_in_kernel": True, "output_final_state": False},
+        values="zeros",
+        seed=7678,
+    )
+    device = activate("simulator")
+    LAWS["plumbing"](OPS["delta_rule"], case, Subject(load("ours", device), device))
