@@ -199,8 +199,9 @@ def one_buffer_for_all_results(op: Op, right: Function) -> Function:
     def kept(place: int, y: Tensor | None) -> Tensor | None:
         if y is None or y.requires_grad:
             return y
-        buffer = buffers.setdefault((place, y.shape, y.stride(), y.dtype), torch.empty_like(y))
-        return buffer.copy_(y)
+        with torch.inference_mode(False):
+            empty = torch.empty_like(y)
+        return buffers.setdefault((place, y.shape, y.stride(), y.dtype), empty).copy_(y)
 
     def wrong(**given: Any) -> Any:
         returned = right(**given)
