@@ -249,6 +249,156 @@ def _forward(
         )  # fmt: skip
 
 
+@triton.jit
+def _outputs_backward(
+    q_ptr, k_ptr, do_ptr, eta_ptr, S_ptr, errors_ptr, dy_ptr, w, dweight, dbias,
+    count, stride, heads, dim, scale, eps,
+    DTYPE: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """Store dy of a mini-batch, and add to the gradients of the norm what outputs give."""
+    rows = tl.arange(0, ROWS)
+    cols = tl.arange(0, BV)
+    for block in range(0, count, ROWS):
+        y = _outputs(
+            q_ptr, k_ptr, eta_ptr, S_ptr, errors_ptr, rows, block, count, stride, heads, dim, scale,
+            DTYPE, BK, BV, ROWS,
+        )  # fmt: skip
+        inside = (block + rows < count)[:, None] & (cols < dim)[None, :]
+        n, inverse = _normalized(y, inside, dim, eps)
+        do = load_rows(do_ptr, block + rows, cols, stride, count, dim).to(tl.float32)
+        dweight += tl.sum(do * n, 0)
+        dbias += tl.sum(do, 0)
+        dy = do + _through_norm(w[None, :] * do, n, inverse, inside, dim)
+        store_rows(dy_ptr, dy, block + rows, cols, stride, count, dim)
+    return dweight, dbias
+
+
+@triton.jit
+def _errors_backward(
+    q_ptr, k_ptr, v_ptr, eta_ptr, S_ptr, D_ptr, errors_ptr, dy_ptr, dz_ptr, dv_ptr, direct_ptr,
+    w, bias, dweight, dbias, last, count, stride, heads, dim, scale, eps,
+    DTYPE: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """Store dz, dv and the part of dk that targets give, of a mini-batch.
+
+    Returns:
+        The gradients of the norm with what errors add, and of the rate of the last token what D
+        adds.
+    """
+    rows = tl.arange(0, ROWS)
+    cols = tl.arange(0, BV)
+    dlast = 0.0
+    for block in range(0, count, ROWS):
+        left = count - block
+        on = block * stride
+        u = load_rows(errors_ptr, block + rows, cols, stride, count, dim)
+        du = _model(k_ptr + on, D_ptr, rows, left, stride, dim, 1.0, DTYPE, BK, BV)
+        dlast -= tl.sum(tl.sum(du * u, 1), 0)
+        du *= -last
+        for queries in range(block, count, ROWS):
+            a = _pairs(q_ptr, k_ptr, rows, queries, block, count, stride, dim, scale, DTYPE, BK)
+            rates = _rates(eta_ptr, rows, queries, count, heads)
+            dy = load_rows(dy_ptr, queries + rows, cols, stride, count, dim)
+            du = product(tl.trans(-rates[:, None] * a), dy, DTYPE, FINE_A=True, FINE_B=True, acc=du)
+        z = _model(k_ptr + on, S_ptr, rows, left, stride, dim, 1.0, DTYPE, BK, BV)
+        n, inverse, r, inside = _error(
+            k_ptr + on, v_ptr + on, z, w, bias, rows, left, stride, dim, eps, BV
+        )
+        d = tl.where(inside, du * inverse, 0.0)
+        along = _mean(d * n, dim)
+        dg = tl.where(inside, d - _mean(d, dim) - n * along, 0.0)
+        dr = w[None, :] * dg
+        dweight += tl.sum(dg * r + dr * n, 0)
+        dbias += tl.sum(dr, 0)
+        store_rows(dv_ptr, -dr, block + rows, cols, stride, count, dim)
+        store_rows(direct_ptr, dr, block + rows, cols, stride, count, dim)
+        g = w[None, :] * r
+        dn = w[None, :] * dr - d * _mean(g * n, dim) - g * along
+        dz = _through_norm(dn, n, inverse, inside, dim) - n * _mean(d * u, dim)
+        store_rows(dz_ptr, dz, block + rows, cols, stride, count, dim)
+    return dweight, dbias, dlast
+
+
+@triton.jit
+def _inputs_backward(
+    q_ptr, k_ptr, eta_ptr, S_ptr, D_ptr, errors_ptr, dy_ptr, dz_ptr, direct_ptr,
+    dq_ptr, dk_ptr, deta_ptr, last, dlast, count, stride, heads, dim, scale,
+    DTYPE: tl.constexpr, BK: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """Store dq, dk and deta of a mini-batch."""
+    rows = tl.arange(0, ROWS)
+    for block in range(0, count, ROWS):
+        rates = _rates(eta_ptr, rows, block, count, heads)
+        drates = tl.where(block + rows == count - 1, dlast, 0.0)
+        for keys in range(0, block + 1, ROWS):
+            a = _pairs(q_ptr, k_ptr, rows, block, keys, count, stride, dim, scale, DTYPE, BK)
+            b = _cross(
+                dy_ptr, errors_ptr, block + rows, keys + rows, count, count, stride, stride, dim,
+                DTYPE, BK,
+            )  # fmt: skip
+            drates -= tl.sum(a * b, 1)
+        tl.store(deta_ptr + (block + rows) * heads, drates, mask=block + rows < count)
+        for at in range(0, dim, BK):
+            channels = at + tl.arange(0, BK)
+            dq = _cross(
+                dy_ptr, S_ptr, block + rows, channels, count, dim, stride, dim, dim, DTYPE, BK
+            )
+            for keys in range(0, block + 1, ROWS):
+                b = _cross(
+                    dy_ptr, errors_ptr, block + rows, keys + rows, count, count, stride, stride,
+                    dim, DTYPE, BK,
+                )  # fmt: skip
+                b = -rates[:, None] * _seen(b, rows, block, keys, count)
+                x = load_rows(k_ptr, keys + rows, channels, stride, count, dim)
+                dq = product(b, x, DTYPE, FINE_A=True, acc=dq)
+            store_rows(dq_ptr, dq * scale, block + rows, channels, stride, count, dim)
+            dk = _cross(
+                dz_ptr, S_ptr, block + rows, channels, count, dim, stride, dim, dim, DTYPE, BK
+            )
+            dk -= last * _cross(
+                errors_ptr, D_ptr, block + rows, channels, count, dim, stride, dim, dim, DTYPE, BK
+            )
+            dk += load_rows(direct_ptr, block + rows, channels, stride, count, dim)
+            for queries in range(block, count, ROWS):
+                b = _cross(
+                    dy_ptr, errors_ptr, queries + rows, block + rows, count, count, stride, stride,
+                    dim, DTYPE, BK,
+                )  # fmt: skip
+                later = -scale * _rates(eta_ptr, rows, queries, count, heads)
+                b = later[:, None] * _seen(b, rows, queries, block, count)
+                x = load_rows(q_ptr, queries + rows, channels, stride, count, dim)
+                dk = product(tl.trans(b), x, DTYPE, FINE_A=True, acc=dk)
+            store_rows(dk_ptr, dk, block + rows, channels, stride, count, dim)
+
+
+@triton.jit
+def _model_backward(
+    q_ptr, k_ptr, dy_ptr, dz_ptr, D_ptr, count, stride, dim, scale,
+    DTYPE: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """Add to D what a mini-batch hands back."""
+    rows = tl.arange(0, ROWS)
+    cols = tl.arange(0, BV)
+    for at in range(0, dim, BK):
+        channels = at + tl.arange(0, BK)
+        D = load_rows(D_ptr, channels, cols, dim, dim, dim)
+        for block in range(0, count, ROWS):
+            x = load_rows(q_ptr, block + rows, channels, stride, count, dim)
+            dy = load_rows(dy_ptr, block + rows, cols, stride, count, dim) * scale
+            D = product(tl.trans(x), dy, DTYPE, FINE_B=True, acc=D)
+            x = load_rows(k_ptr, block + rows, channels, stride, count, dim)
+            dz = load_rows(dz_ptr, block + rows, cols, stride, count, dim)
+            D = product(tl.trans(x), dz, DTYPE, FINE_B=True, acc=D)
+        store_rows(D_ptr, D, channels, cols, dim, dim, dim)
+    total = tl.zeros((BV,), dtype=tl.float32)
+    for block in range(0, count, ROWS):
+        dy = load_rows(dy_ptr, block + rows, cols, stride, count, dim)
+        total += tl.sum(dy + load_rows(dz_ptr, block + rows, cols, stride, count, dim), 0)
+    of_bias = D_ptr + dim.to(tl.int64) * dim + cols
+    b = tl.load(of_bias, mask=cols < dim, other=0.0)
+    tl.store(of_bias, b + total, mask=cols < dim)
+
+
 @triton.jit(do_not_specialize=["tokens", "heads", "size"])
 def _backward(
     q_ptr, k_ptr, v_ptr, weight_ptr, bias_ptr, eta_ptr, cu_seqlens_ptr,
@@ -269,7 +419,6 @@ def _backward(
     states_ptr += (first_batch * heads + head) * cells
     D_ptr += state * cells
     cols = tl.arange(0, BV)
-    rows = tl.arange(0, ROWS)
     w = tl.load(weight_ptr + head * dim + cols, mask=cols < dim, other=0.0).to(tl.float32)
     bias = tl.load(bias_ptr + head * dim + cols, mask=cols < dim, other=0.0).to(tl.float32)
     stride = heads * dim
@@ -287,118 +436,27 @@ def _backward(
         eta = eta_ptr + here
         S_ptr = states_ptr + batch.to(tl.int64) * heads * cells
         q, k, errors = q_ptr + base, k_ptr + base, errors_ptr + base
-        dy_here, dz_here = dy_ptr + base, dz_ptr + base
+        dy, dz, direct = dy_ptr + base, dz_ptr + base, direct_ptr + base
         last = load_number(eta_ptr, here + (count - 1) * heads)
 
-        for block in range(0, count, ROWS):
-            y = _outputs(
-                q, k, eta, S_ptr, errors, rows, block, count, stride, heads, dim, scale,
-                DTYPE, BK, BV, ROWS,
-            )  # fmt: skip
-            inside = (block + rows < count)[:, None] & (cols < dim)[None, :]
-            n, inverse = _normalized(y, inside, dim, eps)
-            do = load_rows(do_ptr + base, block + rows, cols, stride, count, dim).to(tl.float32)
-            dweight += tl.sum(do * n, 0)
-            dbias += tl.sum(do, 0)
-            dy = do + _through_norm(w[None, :] * do, n, inverse, inside, dim)
-            store_rows(dy_here, dy, block + rows, cols, stride, count, dim)
+        dweight, dbias = _outputs_backward(
+            q, k, do_ptr + base, eta, S_ptr, errors, dy, w, dweight, dbias,
+            count, stride, heads, dim, scale, eps, DTYPE, BK, BV, ROWS,
+        )  # fmt: skip
         tl.debug_barrier()
-
-        dlast = 0.0
-        for block in range(0, count, ROWS):
-            left = count - block
-            on = block * stride
-            u = load_rows(errors, block + rows, cols, stride, count, dim)
-            du = _model(k + on, D_ptr, rows, left, stride, dim, 1.0, DTYPE, BK, BV)
-            dlast -= tl.sum(tl.sum(du * u, 1), 0)
-            du *= -last
-            for queries in range(block, count, ROWS):
-                a = _pairs(q, k, rows, queries, block, count, stride, dim, scale, DTYPE, BK)
-                rates = _rates(eta, rows, queries, count, heads)
-                dy = load_rows(dy_here, queries + rows, cols, stride, count, dim)
-                du = product(
-                    tl.trans(-rates[:, None] * a), dy, DTYPE, FINE_A=True, FINE_B=True, acc=du
-                )
-            z = _model(k + on, S_ptr, rows, left, stride, dim, 1.0, DTYPE, BK, BV)
-            n, inverse, r, inside = _error(
-                k + on, v_ptr + base + on, z, w, bias, rows, left, stride, dim, eps, BV
-            )
-            d = tl.where(inside, du * inverse, 0.0)
-            along = _mean(d * n, dim)
-            dg = tl.where(inside, d - _mean(d, dim) - n * along, 0.0)
-            dr = w[None, :] * dg
-            dweight += tl.sum(dg * r + dr * n, 0)
-            dbias += tl.sum(dr, 0)
-            store_rows(dv_ptr + base, -dr, block + rows, cols, stride, count, dim)
-            store_rows(direct_ptr + base, dr, block + rows, cols, stride, count, dim)
-            g = w[None, :] * r
-            dn = w[None, :] * dr - d * _mean(g * n, dim) - g * along
-            dz = _through_norm(dn, n, inverse, inside, dim) - n * _mean(d * u, dim)
-            store_rows(dz_here, dz, block + rows, cols, stride, count, dim)
+        dweight, dbias, dlast = _errors_backward(
+            q, k, v_ptr + base, eta, S_ptr, D_ptr, errors, dy, dz, dv_ptr + base, direct,
+            w, bias, dweight, dbias, last, count, stride, heads, dim, scale, eps,
+            DTYPE, BK, BV, ROWS,
+        )  # fmt: skip
         tl.debug_barrier()
-
-        for block in range(0, count, ROWS):
-            rates = _rates(eta, rows, block, count, heads)
-            drates = tl.where(block + rows == count - 1, dlast, 0.0)
-            for keys in range(0, block + 1, ROWS):
-                a = _pairs(q, k, rows, block, keys, count, stride, dim, scale, DTYPE, BK)
-                b = _cross(
-                    dy_here, errors, block + rows, keys + rows, count, count, stride, stride, dim,
-                    DTYPE, BK,
-                )  # fmt: skip
-                drates -= tl.sum(a * b, 1)
-            tl.store(deta_ptr + here + (block + rows) * heads, drates, mask=block + rows < count)
-            for at in range(0, dim, BK):
-                channels = at + tl.arange(0, BK)
-                dq = _cross(
-                    dy_here, S_ptr, block + rows, channels, count, dim, stride, dim, dim, DTYPE, BK
-                )
-                for keys in range(0, block + 1, ROWS):
-                    b = _cross(
-                        dy_here, errors, block + rows, keys + rows, count, count, stride, stride,
-                        dim, DTYPE, BK,
-                    )  # fmt: skip
-                    b = -rates[:, None] * _seen(b, rows, block, keys, count)
-                    x = load_rows(k, keys + rows, channels, stride, count, dim)
-                    dq = product(b, x, DTYPE, FINE_A=True, acc=dq)
-                store_rows(dq_ptr + base, dq * scale, block + rows, channels, stride, count, dim)
-                dk = _cross(
-                    dz_here, S_ptr, block + rows, channels, count, dim, stride, dim, dim, DTYPE, BK
-                )
-                dk -= last * _cross(
-                    errors, D_ptr, block + rows, channels, count, dim, stride, dim, dim, DTYPE, BK
-                )
-                dk += load_rows(direct_ptr + base, block + rows, channels, stride, count, dim)
-                for queries in range(block, count, ROWS):
-                    b = _cross(
-                        dy_here, errors, queries + rows, block + rows, count, count, stride,
-                        stride, dim, DTYPE, BK,
-                    )  # fmt: skip
-                    later = -scale * _rates(eta, rows, queries, count, heads)
-                    b = later[:, None] * _seen(b, rows, queries, block, count)
-                    x = load_rows(q, queries + rows, channels, stride, count, dim)
-                    dk = product(tl.trans(b), x, DTYPE, FINE_A=True, acc=dk)
-                store_rows(dk_ptr + base, dk, block + rows, channels, stride, count, dim)
+        _inputs_backward(
+            q, k, eta, S_ptr, D_ptr, errors, dy, dz, direct,
+            dq_ptr + base, dk_ptr + base, deta_ptr + here, last, dlast,
+            count, stride, heads, dim, scale, DTYPE, BK, ROWS,
+        )  # fmt: skip
         tl.debug_barrier()
-
-        for at in range(0, dim, BK):
-            channels = at + tl.arange(0, BK)
-            D = load_rows(D_ptr, channels, cols, dim, dim, dim)
-            for block in range(0, count, ROWS):
-                x = load_rows(q, block + rows, channels, stride, count, dim)
-                dy = load_rows(dy_here, block + rows, cols, stride, count, dim) * scale
-                D = product(tl.trans(x), dy, DTYPE, FINE_B=True, acc=D)
-                x = load_rows(k, block + rows, channels, stride, count, dim)
-                dz = load_rows(dz_here, block + rows, cols, stride, count, dim)
-                D = product(tl.trans(x), dz, DTYPE, FINE_B=True, acc=D)
-            store_rows(D_ptr, D, channels, cols, dim, dim, dim)
-        total = tl.zeros((BV,), dtype=tl.float32)
-        for block in range(0, count, ROWS):
-            dy = load_rows(dy_here, block + rows, cols, stride, count, dim)
-            total += tl.sum(dy + load_rows(dz_here, block + rows, cols, stride, count, dim), 0)
-        of_bias = D_ptr + dim.to(tl.int64) * dim + cols
-        b = tl.load(of_bias, mask=cols < dim, other=0.0)
-        tl.store(of_bias, b + total, mask=cols < dim)
+        _model_backward(q, k, dy, dz, D_ptr, count, stride, dim, scale, DTYPE, BK, BV, ROWS)
         tl.debug_barrier()
 
     tl.store(dweight_ptr + state * dim + cols, dweight, mask=cols < dim)
