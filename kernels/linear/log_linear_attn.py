@@ -104,6 +104,128 @@ def _place(e, kept, stride, SEGMENT: tl.constexpr, SIZE: tl.constexpr):
     return tl.where(e % SEGMENT == 0, kept + segment * stride, (e % SEGMENT).to(tl.int64) * SIZE)
 
 
+@triton.jit
+def _read_nodes(
+    q_ptr, k_ptr, v_ptr, level_scales_ptr, g_ptr, do_ptr, dq_ptr, dlevel_scales_ptr, nodes_ptr,
+    reads_ptr, kept, stride, first, head, first_part, length,
+    scale, heads, levels, bits, key_dim, value_dim, keys, in_k, values, in_v, tile,
+    BL: tl.constexpr, SEGMENT: tl.constexpr, SIZE: tl.constexpr, USE_G: tl.constexpr,
+):  # fmt: skip
+    """Walk from the first token on: store the nodes, dq, dλ, and λ dλ of what a token reads."""
+    numbers = tl.arange(0, BL)
+    left = tl.full((BL,), 1.0, dtype=tl.float32)
+    for t in range(length):
+        row = (first + t) * heads + head
+        own = first_part + row
+        q = load_row(q_ptr, row, key_dim, keys, in_k)
+        k = load_row(k_ptr, row, key_dim, keys, in_k)
+        v = load_row(v_ptr, row, value_dim, values, in_v)
+        do = load_row(do_ptr, row, value_dim, values, in_v)
+        if USE_G:
+            left = decay_by(left, load_number(g_ptr, row))
+        B = k[:, None] * v[None, :]
+        read = tl.sum(B * do[None, :], 1)
+        dq = load_number(level_scales_ptr, row * levels) * read
+        dlevel_scales = tl.where(numbers == 0, tl.sum(q * read, 0) * scale, 0.0)
+        for bit in range(bits):
+            if (t >> bit) & 1 == 1:
+                place = _place((t >> bit) << bit, kept, stride, SEGMENT, SIZE)
+                S = tl.load(nodes_ptr + place + tile)
+                if USE_G:
+                    S *= tl.sum(tl.where(numbers == bit, left, 0.0), 0)
+                level_scale = load_number(level_scales_ptr, row * levels + bit + 1)
+                read = tl.sum(S * do[None, :], 1)
+                dq += level_scale * read
+                found = tl.sum(q * read, 0) * scale
+                dlevel_scales = tl.where(numbers == bit + 1, found, dlevel_scales)
+                if USE_G:
+                    tl.store(reads_ptr + own * BL + bit, level_scale * found)
+                B += tl.where((t + 1) % (2 << bit) == 0, S, 0.0)
+        tl.store(dq_ptr + own * key_dim + keys, dq * scale, mask=in_k)
+        tl.store(dlevel_scales_ptr + own * levels + numbers, dlevel_scales, mask=numbers < levels)
+        if t + 1 < length:
+            tl.store(nodes_ptr + _place(t + 1, kept, stride, SEGMENT, SIZE) + tile, B)
+        left = tl.where(numbers == trailing_zeros(t + 1, bits), 1.0, left)
+        # A cell may be read by another thread than the one that wrote it.
+        tl.debug_barrier()
+
+
+@triton.jit
+def _nodes_of_segment(
+    k_ptr, v_ptr, g_ptr, nodes_ptr, start, stop, first, head, heads, key_dim, value_dim,
+    keys, in_k, values, in_v, tile,
+    BL: tl.constexpr, SEGMENT: tl.constexpr, SEGMENT_BITS: tl.constexpr, SIZE: tl.constexpr,
+    USE_G: tl.constexpr,
+):  # fmt: skip
+    """Store the nodes within a segment again."""
+    numbers = tl.arange(0, BL)
+    left = tl.full((BL,), 1.0, dtype=tl.float32)
+    for t in range(start, stop):
+        row = (first + t) * heads + head
+        k = load_row(k_ptr, row, key_dim, keys, in_k)
+        v = load_row(v_ptr, row, value_dim, values, in_v)
+        if USE_G:
+            left = decay_by(left, load_number(g_ptr, row))
+        B = k[:, None] * v[None, :]
+        for bit in range(SEGMENT_BITS):
+            if ((t >> bit) & 1 == 1) & ((t + 1) % (2 << bit) == 0):
+                S = tl.load(nodes_ptr + (((t >> bit) << bit) % SEGMENT) * SIZE + tile)
+                if USE_G:
+                    S *= tl.sum(tl.where(numbers == bit, left, 0.0), 0)
+                B += S
+        if (t + 1) % SEGMENT != 0:
+            tl.store(nodes_ptr + ((t + 1) % SEGMENT) * SIZE + tile, B)
+        left = tl.where(numbers == trailing_zeros(t + 1, SEGMENT_BITS), 1.0, left)
+        tl.debug_barrier()
+
+
+@triton.jit
+def _node_backward(
+    q_ptr, k_ptr, v_ptr, level_scales_ptr, g_ptr, do_ptr, dk_ptr, dv_ptr, nodes_ptr, slots_ptr,
+    reads_ptr, sums_ptr, kept, stride, e, first, head, first_part, length,
+    scale, heads, levels, bits, key_dim, value_dim, keys, in_k, values, in_v, tile,
+    BK: tl.constexpr, BV: tl.constexpr, BL: tl.constexpr, SEGMENT: tl.constexpr,
+    SIZE: tl.constexpr, USE_G: tl.constexpr,
+):  # fmt: skip
+    """Walk back over the life of node e: store D_e in its slot, dk, dv, and the terms of dg."""
+    zeros = trailing_zeros(e, bits)
+    # The life of e, and that of the node it becomes a part of, if it lives so long.
+    end = tl.minimum(e + (e & -e), length)
+    up = e + (e & -e)
+    D = tl.zeros((BK, BV), dtype=tl.float32)
+    total = 0.0
+    if up < length:
+        D = tl.load(slots_ptr + trailing_zeros(up, bits).to(tl.int64) * SIZE + tile)
+        if USE_G:
+            decay = 1.0
+            for i in range(e, end):
+                decay = decay_by(decay, load_number(g_ptr, (first + i) * heads + head))
+            B = tl.load(nodes_ptr + _place(e, kept, stride, SEGMENT, SIZE) + tile)
+            total = tl.sum(tl.sum(B * D, 1), 0) * decay
+    for from_back in range(end - e):
+        row = (first + end - 1 - from_back) * heads + head
+        q = load_row(q_ptr, row, key_dim, keys, in_k)
+        do = load_row(do_ptr, row, value_dim, values, in_v)
+        level_scale = load_number(level_scales_ptr, row * levels + zeros + 1)
+        D += (q * scale * level_scale)[:, None] * do[None, :]
+        if USE_G:
+            own = first_part + row
+            total += tl.load(reads_ptr + own * BL + zeros)
+            tl.store(sums_ptr + own * BL + zeros, total)
+            D = decay_by(D, load_number(g_ptr, row))
+    if e < length:
+        tl.store(slots_ptr + zeros.to(tl.int64) * SIZE + tile, D)
+    row = (first + e - 1) * heads + head
+    q = load_row(q_ptr, row, key_dim, keys, in_k)
+    k = load_row(k_ptr, row, key_dim, keys, in_k)
+    v = load_row(v_ptr, row, value_dim, values, in_v)
+    do = load_row(do_ptr, row, value_dim, values, in_v)
+    D += (q * scale * load_number(level_scales_ptr, row * levels))[:, None] * do[None, :]
+    dk = tl.sum(D * v[None, :], 1)
+    tl.store(dk_ptr + (first_part + row) * key_dim + keys, dk, mask=in_k)
+    tl.store(dv_ptr + row * value_dim + values, tl.sum(D * k[:, None], 0), mask=in_v)
+
+
 @triton.jit(do_not_specialize=["rows", "tokens", "heads", "levels", "bits"])
 def _backward(
     q_ptr, k_ptr, v_ptr, level_scales_ptr, g_ptr, cu_seqlens_ptr, do_ptr,
@@ -137,109 +259,34 @@ def _backward(
     kept += (first_segment * parts + head * value_tiles + part) * SIZE
     nodes_ptr += own_nodes
     slots_ptr += program * bits * SIZE
+    first_part = part * rows
 
-    left = tl.full((BL,), 1.0, dtype=tl.float32)
-    for t in range(length):
-        row = (first + t) * heads + head
-        own = part * rows + row
-        q = load_row(q_ptr, row, key_dim, keys, in_k)
-        k = load_row(k_ptr, row, key_dim, keys, in_k)
-        v = load_row(v_ptr, row, value_dim, values, in_v)
-        do = load_row(do_ptr, row, value_dim, values, in_v)
-        if USE_G:
-            left = decay_by(left, load_number(g_ptr, row))
-        B = k[:, None] * v[None, :]
-        read = tl.sum(B * do[None, :], 1)
-        dq = load_number(level_scales_ptr, row * levels) * read
-        dlevel_scales = tl.where(numbers == 0, tl.sum(q * read, 0) * scale, 0.0)
-        for bit in range(bits):
-            if (t >> bit) & 1 == 1:
-                place = _place((t >> bit) << bit, kept, stride, SEGMENT, SIZE)
-                S = tl.load(nodes_ptr + place + tile)
-                if USE_G:
-                    S *= tl.sum(tl.where(numbers == bit, left, 0.0), 0)
-                level_scale = load_number(level_scales_ptr, row * levels + bit + 1)
-                read = tl.sum(S * do[None, :], 1)
-                dq += level_scale * read
-                found = tl.sum(q * read, 0) * scale
-                dlevel_scales = tl.where(numbers == bit + 1, found, dlevel_scales)
-                if USE_G:
-                    tl.store(reads_ptr + own * BL + bit, level_scale * found)
-                B += tl.where((t + 1) % (2 << bit) == 0, S, 0.0)
-        tl.store(dq_ptr + own * key_dim + keys, dq * scale, mask=in_k)
-        tl.store(dlevel_scales_ptr + own * levels + numbers, dlevel_scales, mask=numbers < levels)
-        if t + 1 < length:
-            tl.store(nodes_ptr + _place(t + 1, kept, stride, SEGMENT, SIZE) + tile, B)
-        left = tl.where(numbers == trailing_zeros(t + 1, bits), 1.0, left)
-        # A cell may be read by another thread than the one that wrote it.
-        tl.debug_barrier()
-
+    _read_nodes(
+        q_ptr, k_ptr, v_ptr, level_scales_ptr, g_ptr, do_ptr, dq_ptr, dlevel_scales_ptr, nodes_ptr,
+        reads_ptr, kept, stride, first, head, first_part, length,
+        scale, heads, levels, bits, key_dim, value_dim, keys, in_k, values, in_v, tile,
+        BL, SEGMENT, SIZE, USE_G,
+    )  # fmt: skip
     segments = tl.cdiv(length, SEGMENT)
     for from_end in range(segments):
         start = (segments - 1 - from_end) * SEGMENT
         stop = tl.minimum(start + SEGMENT, length)
-        left = tl.full((BL,), 1.0, dtype=tl.float32)
-        for t in range(start, stop):
-            row = (first + t) * heads + head
-            k = load_row(k_ptr, row, key_dim, keys, in_k)
-            v = load_row(v_ptr, row, value_dim, values, in_v)
-            if USE_G:
-                left = decay_by(left, load_number(g_ptr, row))
-            B = k[:, None] * v[None, :]
-            for bit in range(SEGMENT_BITS):
-                if ((t >> bit) & 1 == 1) & ((t + 1) % (2 << bit) == 0):
-                    S = tl.load(nodes_ptr + (((t >> bit) << bit) % SEGMENT) * SIZE + tile)
-                    if USE_G:
-                        S *= tl.sum(tl.where(numbers == bit, left, 0.0), 0)
-                    B += S
-            if (t + 1) % SEGMENT != 0:
-                tl.store(nodes_ptr + ((t + 1) % SEGMENT) * SIZE + tile, B)
-            left = tl.where(numbers == trailing_zeros(t + 1, SEGMENT_BITS), 1.0, left)
-            tl.debug_barrier()
-
+        _nodes_of_segment(
+            k_ptr, v_ptr, g_ptr, nodes_ptr, start, stop, first, head, heads, key_dim, value_dim,
+            keys, in_k, values, in_v, tile, BL, SEGMENT, SEGMENT_BITS, SIZE, USE_G,
+        )  # fmt: skip
         for from_last in range(stop - start):
-            e = stop - from_last
-            zeros = trailing_zeros(e, bits)
-            # The life of e, and that of the node it becomes a part of, if it lives so long.
-            end = tl.minimum(e + (e & -e), length)
-            up = e + (e & -e)
-            D = tl.zeros((BK, BV), dtype=tl.float32)
-            total = 0.0
-            if up < length:
-                D = tl.load(slots_ptr + trailing_zeros(up, bits).to(tl.int64) * SIZE + tile)
-                if USE_G:
-                    decay = 1.0
-                    for i in range(e, end):
-                        decay = decay_by(decay, load_number(g_ptr, (first + i) * heads + head))
-                    B = tl.load(nodes_ptr + _place(e, kept, stride, SEGMENT, SIZE) + tile)
-                    total = tl.sum(tl.sum(B * D, 1), 0) * decay
-            for from_back in range(end - e):
-                row = (first + end - 1 - from_back) * heads + head
-                q = load_row(q_ptr, row, key_dim, keys, in_k)
-                do = load_row(do_ptr, row, value_dim, values, in_v)
-                level_scale = load_number(level_scales_ptr, row * levels + zeros + 1)
-                D += (q * scale * level_scale)[:, None] * do[None, :]
-                if USE_G:
-                    own = part * rows + row
-                    total += tl.load(reads_ptr + own * BL + zeros)
-                    tl.store(sums_ptr + own * BL + zeros, total)
-                    D = decay_by(D, load_number(g_ptr, row))
-            if e < length:
-                tl.store(slots_ptr + zeros.to(tl.int64) * SIZE + tile, D)
-            row = (first + e - 1) * heads + head
-            q = load_row(q_ptr, row, key_dim, keys, in_k)
-            k = load_row(k_ptr, row, key_dim, keys, in_k)
-            v = load_row(v_ptr, row, value_dim, values, in_v)
-            do = load_row(do_ptr, row, value_dim, values, in_v)
-            D += (q * scale * load_number(level_scales_ptr, row * levels))[:, None] * do[None, :]
-            dk = tl.sum(D * v[None, :], 1)
-            tl.store(dk_ptr + (part * rows + row) * key_dim + keys, dk, mask=in_k)
-            tl.store(dv_ptr + row * value_dim + values, tl.sum(D * k[:, None], 0), mask=in_v)
+            _node_backward(
+                q_ptr, k_ptr, v_ptr, level_scales_ptr, g_ptr, do_ptr, dk_ptr, dv_ptr, nodes_ptr,
+                slots_ptr, reads_ptr, sums_ptr, kept, stride, stop - from_last, first, head,
+                first_part, length, scale, heads, levels, bits, key_dim, value_dim,
+                keys, in_k, values, in_v, tile, BK, BV, BL, SEGMENT, SIZE, USE_G,
+            )  # fmt: skip
             tl.debug_barrier()
 
     if USE_G:
         for t in range(length):
-            own = part * rows + (first + t) * heads + head
+            own = first_part + (first + t) * heads + head
             lives = ((t >> tl.minimum(numbers, 31)) & 1 == 1) & (numbers < bits)
             dg = tl.sum(tl.load(sums_ptr + own * BL + numbers, mask=lives, other=0.0), 0)
             tl.store(dg_ptr + own, dg)
