@@ -78,8 +78,8 @@ BUGS = {
         ),
         planted=Edit(
             "kernels.delta.fused_recurrent",
-            "_load(g_ptr, row, key_dim, keys, in_k)",
-            "_load(g_ptr, row, key_dim, keys, keys >= 0)",
+            "load_row(g_ptr, row, key_dim, keys, in_k)",
+            "load_row(g_ptr, row, key_dim, keys, keys >= 0)",
         ),
         only_on="simulator",
     ),

@@ -31,19 +31,9 @@ from kernels.primitives.chunks import cut, locate_sequence
 from kernels.primitives.decay import gate_flags
 from kernels.primitives.layout import contiguous
 from kernels.primitives.parts import add_parts, empty_parts
-from kernels.primitives.states import optional
-from kernels.tiles import Entry, Tile, cdiv, next_power_of_2
-
-
-@triton.jit
-def _load(ptr, row, width, cols, inside):
-    """A row of a contiguous `[..., D]` tensor in float32, 0 outside."""
-    return tl.load(ptr + row * width + cols, mask=inside, other=0.0).to(tl.float32)
-
-
-@triton.jit
-def _store(ptr, x, row, width, cols, inside):
-    tl.store(ptr + row * width + cols, x, mask=inside)
+from kernels.primitives.rows import load_row, store_row
+from kernels.primitives.states import blocks_of_state, optional
+from kernels.tiles import Entry, cdiv
 
 
 @triton.jit
@@ -52,7 +42,7 @@ def _decayed(
 ):  # fmt: skip
     """`diag(exp g_t) S`; g_t is one number with USE_HEAD_G."""
     if USE_G:
-        S *= tl.exp(_load(g_ptr, row, key_dim, keys, in_k))[:, None]
+        S *= tl.exp(load_row(g_ptr, row, key_dim, keys, in_k))[:, None]
     if USE_HEAD_G:
         S *= tl.exp(tl.load(g_ptr + row).to(tl.float32))
     return S
@@ -65,12 +55,12 @@ def _step(
     USE_G: tl.constexpr, USE_HEAD_G: tl.constexpr, DPLR: tl.constexpr,
 ):  # fmt: skip
     """S_t from S_{t-1}."""
-    k = _load(k_ptr, row, key_dim, keys, in_k)
-    v = _load(v_ptr, row, value_dim, values, in_v)
+    k = load_row(k_ptr, row, key_dim, keys, in_k)
+    v = load_row(v_ptr, row, value_dim, values, in_v)
     decayed = _decayed(S, row, g_ptr, key_dim, keys, in_k, USE_G, USE_HEAD_G)
     if DPLR:
-        r = tl.sum(_load(a_ptr, row, key_dim, keys, in_k)[:, None] * S, 0)
-        b = _load(b_ptr, row, key_dim, keys, in_k)
+        r = tl.sum(load_row(a_ptr, row, key_dim, keys, in_k)[:, None] * S, 0)
+        b = load_row(b_ptr, row, key_dim, keys, in_k)
         S = decayed + b[:, None] * r[None, :] + k[:, None] * v[None, :]
     else:
         u = tl.load(beta_ptr + row) * (v - tl.sum(k[:, None] * decayed, 0))
@@ -103,9 +93,9 @@ def _forward(
             S, row, k_ptr, v_ptr, g_ptr, beta_ptr, a_ptr, b_ptr,
             key_dim, value_dim, keys, in_k, values, in_v, USE_G, USE_HEAD_G, DPLR,
         )  # fmt: skip
-        q = _load(q_ptr, row, key_dim, keys, in_k)
+        q = load_row(q_ptr, row, key_dim, keys, in_k)
         o = tl.sum(S * q[:, None], 0) * scale
-        _store(o_ptr, o, row, value_dim, values, in_v)
+        store_row(o_ptr, o, row, value_dim, values, in_v)
     tl.store(final_ptr + cells, S, mask=in_state & store_final)
 
 
@@ -168,23 +158,23 @@ def _backward(
             t = stop - 1 - from_last
             row = (first + t) * heads + head
             own = part * rows + row
-            q = _load(q_ptr, row, key_dim, keys, in_k)
-            k = _load(k_ptr, row, key_dim, keys, in_k)
-            v = _load(v_ptr, row, value_dim, values, in_v)
-            do = _load(do_ptr, row, value_dim, values, in_v)
+            q = load_row(q_ptr, row, key_dim, keys, in_k)
+            k = load_row(k_ptr, row, key_dim, keys, in_k)
+            v = load_row(v_ptr, row, value_dim, values, in_v)
+            do = load_row(do_ptr, row, value_dim, values, in_v)
             before = tl.load(states_ptr + (t - start) * BK * BV + tile)
             decayed = _decayed(before, row, g_ptr, key_dim, keys, in_k, USE_G, USE_HEAD_G)
             D += (q * scale)[:, None] * do[None, :]
             if DPLR:
-                a = _load(a_ptr, row, key_dim, keys, in_k)
-                b = _load(b_ptr, row, key_dim, keys, in_k)
+                a = load_row(a_ptr, row, key_dim, keys, in_k)
+                b = load_row(b_ptr, row, key_dim, keys, in_k)
                 r = tl.sum(a[:, None] * before, 0)
                 S = decayed + b[:, None] * r[None, :] + k[:, None] * v[None, :]
                 dr = tl.sum(D * b[:, None], 0)
                 dk = tl.sum(D * v[None, :], 1)
                 dv = tl.sum(D * k[:, None], 0)
-                _store(da_ptr, tl.sum(before * dr[None, :], 1), own, key_dim, keys, in_k)
-                _store(db_ptr, tl.sum(D * r[None, :], 1), own, key_dim, keys, in_k)
+                store_row(da_ptr, tl.sum(before * dr[None, :], 1), own, key_dim, keys, in_k)
+                store_row(db_ptr, tl.sum(D * r[None, :], 1), own, key_dim, keys, in_k)
             else:
                 beta = tl.load(beta_ptr + row)
                 lack = v - tl.sum(k[:, None] * decayed, 0)
@@ -195,12 +185,12 @@ def _backward(
                 dbeta = tl.sum(du * lack, 0)
                 tl.store(dbeta_ptr + own, dbeta)
                 D -= k[:, None] * dv[None, :]
-            _store(dq_ptr, tl.sum(S * do[None, :], 1) * scale, own, key_dim, keys, in_k)
-            _store(dk_ptr, dk, own, key_dim, keys, in_k)
-            _store(dv_ptr, dv, row, value_dim, values, in_v)
+            store_row(dq_ptr, tl.sum(S * do[None, :], 1) * scale, own, key_dim, keys, in_k)
+            store_row(dk_ptr, dk, own, key_dim, keys, in_k)
+            store_row(dv_ptr, dv, row, value_dim, values, in_v)
             D = _decayed(D, row, g_ptr, key_dim, keys, in_k, USE_G, USE_HEAD_G)
             if USE_G:
-                _store(dg_ptr, tl.sum(before * D, 1), own, key_dim, keys, in_k)
+                store_row(dg_ptr, tl.sum(before * D, 1), own, key_dim, keys, in_k)
             if USE_HEAD_G:
                 dg = tl.sum(tl.sum(before * D, 1), 0)
                 tl.store(dg_ptr + own, dg)
@@ -229,7 +219,7 @@ def forward(
     """
     batch, tokens, heads, key_dim, value_dim = *q.shape, v.shape[3]
     sequences = count_sequences(batch, cu_seqlens)
-    blocks = _blocks(tile, key_dim, value_dim)
+    blocks = blocks_of_state(tile, key_dim, value_dim)
     o = torch.empty(v.shape, dtype=v.dtype, device=v.device)
     final_state = None
     if output_final_state:
@@ -265,7 +255,7 @@ def backward(
     batch, tokens, heads, key_dim, value_dim = *q.shape, v.shape[3]
     sequences = count_sequences(batch, cu_seqlens)
     tile = tile.of("backward")
-    blocks = _blocks(tile, key_dim, value_dim)
+    blocks = blocks_of_state(tile, key_dim, value_dim)
     parts = cdiv(value_dim, blocks["BV"])
     inputs = q, k, g, beta, a, b
     dtypes = (
@@ -299,10 +289,3 @@ def backward(
         for dx, dtype in zip(shared, dtypes, strict=True)
     )
     return dq, dk, dv, dg, dbeta, da, db, dinitial
-
-
-def _blocks(tile: Tile, key_dim: int, value_dim: int) -> dict[str, int]:
-    return {
-        "BK": max(16, next_power_of_2(key_dim)),
-        "BV": min(tile.features, max(16, next_power_of_2(value_dim))),
-    }

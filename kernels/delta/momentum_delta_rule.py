@@ -34,9 +34,9 @@ from kernels.primitives.decay import decay_of_token
 from kernels.primitives.layout import contiguous
 from kernels.primitives.parts import add_parts, empty_parts
 from kernels.primitives.rows import load_number, load_row
-from kernels.primitives.states import optional
+from kernels.primitives.states import blocks_of_state, optional
 from kernels.recurrence import Mode, Options, recurrence
-from kernels.tiles import Entry, Tile, cdiv, next_power_of_2
+from kernels.tiles import Entry, cdiv
 
 
 @triton.jit
@@ -211,7 +211,7 @@ def forward(
     """
     batch, tokens, heads, key_dim, value_dim = *q.shape, v.shape[3]
     sequences = count_sequences(batch, cu_seqlens)
-    blocks = _blocks(tile, key_dim, value_dim)
+    blocks = blocks_of_state(tile, key_dim, value_dim)
     o = torch.empty(v.shape, dtype=v.dtype, device=v.device)
     final_state = None
     if output_final_state:
@@ -239,7 +239,7 @@ def backward(
     batch, tokens, heads, key_dim, value_dim = *q.shape, v.shape[3]
     sequences = count_sequences(batch, cu_seqlens)
     tile = tile.of("backward")
-    blocks = _blocks(tile, key_dim, value_dim)
+    blocks = blocks_of_state(tile, key_dim, value_dim)
     parts = cdiv(value_dim, blocks["BV"])
     shared = q, k, p, log_alpha, log_mu, beta, eta
     in_parts = [empty_parts(parts, x.shape, x.dtype, x.device) for x in shared]
@@ -262,13 +262,6 @@ def backward(
     )  # fmt: skip
     dq, dk, *others = (add_parts(dx, x.dtype) for dx, x in zip(in_parts, shared, strict=True))
     return dq, dk, dv, *others, dinitial
-
-
-def _blocks(tile: Tile, key_dim: int, value_dim: int) -> dict[str, int]:
-    return {
-        "BK": max(16, next_power_of_2(key_dim)),
-        "BV": min(tile.features, max(16, next_power_of_2(value_dim))),
-    }
 
 
 @recurrence(

@@ -31,6 +31,7 @@ from kernels.primitives.chunks import cut, locate_sequence
 from kernels.primitives.decay import decay_by, gate_flags
 from kernels.primitives.layout import dense_rows
 from kernels.primitives.parts import add_parts, empty_parts
+from kernels.primitives.rows import store_row
 from kernels.primitives.states import optional
 from kernels.tiles import Entry, Tile, cdiv, next_power_of_2
 
@@ -74,12 +75,6 @@ def _decay(
     if USE_GV:
         S *= tl.exp(_row(gv_ptr, t, gv_stride, cols_v, in_v))[None, :]
     return S
-
-
-@triton.jit
-def _store_row(ptr, x, row, width, cols, inside):
-    """One row of a contiguous `[..., D]` tensor, in its dtype."""
-    tl.store(ptr + row * width + cols, x, mask=inside)
 
 
 @triton.jit(do_not_specialize=["rows", "tokens", "heads"])
@@ -137,7 +132,7 @@ def _forward(
         S += k[:, None] * v[None, :]
         o = tl.sum(S * q[:, None], axis=0) * scale
         row = part_k.to(tl.int64) * rows + (first_token + t) * heads + head
-        _store_row(o_ptr, o, row, value_dim, cols_v, in_v)
+        store_row(o_ptr, o, row, value_dim, cols_v, in_v)
     tl.store(final_ptr + first_cell + cell, S, mask=in_state & store_final)
 
 
@@ -218,7 +213,7 @@ def _backward(
         S += k[:, None] * v[None, :]
         dq = tl.sum(S * do[None, :], axis=1) * scale
         row = part_v.to(tl.int64) * rows + (first_token + t) * heads + head
-        _store_row(dq_ptr, dq, row, key_dim, cols_k, in_k)
+        store_row(dq_ptr, dq, row, key_dim, cols_k, in_k)
 
     D = tl.load(dfinal_ptr + first_cell + cell, mask=in_state & use_dfinal, other=0.0)
     num_segments = tl.cdiv(length, SEGMENT)
@@ -251,8 +246,8 @@ def _backward(
             D += (q * scale)[:, None] * do[None, :]
             row_k = part_v.to(tl.int64) * rows + (first_token + t) * heads + head
             row_v = part_k.to(tl.int64) * rows + (first_token + t) * heads + head
-            _store_row(dk_ptr, tl.sum(D * v[None, :], axis=1), row_k, key_dim, cols_k, in_k)
-            _store_row(dv_ptr, tl.sum(D * k[:, None], axis=0), row_v, value_dim, cols_v, in_v)
+            store_row(dk_ptr, tl.sum(D * v[None, :], axis=1), row_k, key_dim, cols_k, in_k)
+            store_row(dv_ptr, tl.sum(D * k[:, None], axis=0), row_v, value_dim, cols_v, in_v)
             D = _decay(
                 D, t, g_ptr, g_stride_t, cols_k, in_k, gv_ptr, gv_stride_t, cols_v, in_v,
                 USE_G, USE_HEAD_G, USE_GV,
@@ -262,7 +257,7 @@ def _backward(
                 before = tl.load(states_ptr + (back - first) * BK * BV + tile)
                 if USE_G:
                     dg = tl.sum(before * D, axis=1)
-                    _store_row(dg_ptr, dg, row_k, key_dim, cols_k, in_k)
+                    store_row(dg_ptr, dg, row_k, key_dim, cols_k, in_k)
                 if USE_HEAD_G:
                     dg = tl.sum(tl.sum(before * D, axis=1), axis=0)
                     row = (part_k * num_v + part_v).to(tl.int64) * rows
@@ -270,7 +265,7 @@ def _backward(
                     tl.store(dg_ptr + row, dg)
                 if USE_GV:
                     dgv = tl.sum(before * D, axis=0)
-                    _store_row(dgv_ptr, dgv, row_v, value_dim, cols_v, in_v)
+                    store_row(dgv_ptr, dgv, row_v, value_dim, cols_v, in_v)
     tl.store(dinitial_ptr + first_cell + cell, D, mask=in_state & store_dinitial)
 
 

@@ -27,14 +27,10 @@ from kernels.differentiable import differentiable
 from kernels.modes import check_mode
 from kernels.primitives.chunks import locate_sequence
 from kernels.primitives.layout import contiguous
+from kernels.primitives.rows import load_row
 from kernels.primitives.states import optional
 from kernels.recurrence import StateOptions, stateful
 from kernels.tiles import cdiv, next_power_of_2
-
-
-@triton.jit
-def _load(ptr, row, dim, cols, inside):
-    return tl.load(ptr + row * dim + cols, mask=inside, other=0.0).to(tl.float32)
 
 
 @triton.jit
@@ -91,8 +87,8 @@ def _forward(
     )
     for t in range(length):
         row = first + t
-        x = _load(x_ptr, row, dim, cols, inside)
-        g = _load(g_ptr, row, dim, cols, inside)
+        x = load_row(x_ptr, row, dim, cols, inside)
+        g = load_row(g_ptr, row, dim, cols, inside)
         h = _step(h, x, g, LOG)
         tl.store(o_ptr + row * dim + cols, h, mask=inside)
     tl.store(final_ptr + sequence * dim + cols, h, mask=inside & store_final)
@@ -110,19 +106,19 @@ def _backward(
     for t in range(length):
         row = first + t
         tl.store(before_ptr + row * dim + cols, h, mask=inside)
-        x = _load(x_ptr, row, dim, cols, inside)
-        g = _load(g_ptr, row, dim, cols, inside)
+        x = load_row(x_ptr, row, dim, cols, inside)
+        g = load_row(g_ptr, row, dim, cols, inside)
         h = _step(h, x, g, LOG)
     # A cell may be read by another thread than the one that wrote it.
     tl.debug_barrier()
     D = tl.load(dfinal_ptr + sequence * dim + cols, mask=inside & use_dfinal, other=0.0)
     for back in range(length):
         row = first + length - 1 - back
-        x = _load(x_ptr, row, dim, cols, inside)
-        g = _load(g_ptr, row, dim, cols, inside)
+        x = load_row(x_ptr, row, dim, cols, inside)
+        g = load_row(g_ptr, row, dim, cols, inside)
         h = tl.load(before_ptr + row * dim + cols, mask=inside, other=0.0)
         kept, taken = _slopes(h, x, g, LOG)
-        D += _load(do_ptr, row, dim, cols, inside)
+        D += load_row(do_ptr, row, dim, cols, inside)
         tl.store(dx_ptr + row * dim + cols, taken * D, mask=inside)
         D = kept * D
         dg = D if LOG else h * D

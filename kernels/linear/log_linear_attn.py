@@ -42,6 +42,7 @@ from kernels.primitives.groups import keys_gradient_dtype, of_each_group, of_eac
 from kernels.primitives.layout import contiguous
 from kernels.primitives.parts import add_parts, empty_parts
 from kernels.primitives.rows import load_number, load_row
+from kernels.primitives.states import blocks_of_state
 from kernels.recurrence import StatelessOptions, own_modes
 from kernels.tiles import Tile, cdiv, next_power_of_2
 
@@ -294,8 +295,7 @@ def _backward(
 
 def _blocks(tile: Tile, key_dim: int, value_dim: int, levels: int) -> dict[str, int]:
     return {
-        "BK": max(16, next_power_of_2(key_dim)),
-        "BV": min(tile.features, max(16, next_power_of_2(value_dim))),
+        **blocks_of_state(tile, key_dim, value_dim),
         "BL": max(32, next_power_of_2(levels)),
         "num_warps": tile.num_warps,
     }

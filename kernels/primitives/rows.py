@@ -25,6 +25,12 @@ def load_row(ptr, row, width, cols, inside):
 
 
 @triton.jit
+def store_row(ptr, x, row, width, cols, inside):
+    """Write a row of a contiguous `[..., D]` tensor in its dtype; nothing outside."""
+    tl.store(ptr + row * width + cols, x, mask=inside)
+
+
+@triton.jit
 def load_number(ptr, cell):
     """An element in float32."""
     return tl.load(ptr + cell).to(tl.float32)

@@ -1,8 +1,8 @@
-"""Optional states: flags at run time, by which kernels mask loads and stores.
+"""The tiles that hold a state, and states that are optional.
 
-Constants instead would mean another kernel to compile for each state, and four for two states.
-
-`linear.parallel` and `conv.short_conv` have constants: there a state decides how much is computed.
+An optional state is a flag at run time, by which a kernel masks loads and stores. Constants instead
+would mean another kernel to compile for each state, and four for two states. `linear.parallel` and
+`conv.short_conv` have constants: there a state decides how much is computed.
 """
 
 from collections.abc import Mapping
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from kernels.arguments import count_sequences
+from kernels.tiles import Tile, next_power_of_2
 
 
 def optional(state: Tensor | None, like: Tensor) -> tuple[Tensor, bool]:
@@ -19,6 +20,14 @@ def optional(state: Tensor | None, like: Tensor) -> tuple[Tensor, bool]:
     if state is None:
         return like.new_empty(0, dtype=torch.float32), False
     return state.contiguous(), True
+
+
+def blocks_of_state(tile: Tile, key_dim: int, value_dim: int) -> dict[str, int]:
+    """The widths of a tile with all keys of a state, BK, and some of its values, BV."""
+    return {
+        "BK": max(16, next_power_of_2(key_dim)),
+        "BV": min(tile.features, max(16, next_power_of_2(value_dim))),
+    }
 
 
 def without_last(state: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
