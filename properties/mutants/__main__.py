@@ -123,8 +123,8 @@ def _record(
     whole = shares.whole(scoreboard.shares(), every, semantic=semantic)
     path, path_of_killers = recorded(folder, semantic=semantic)
     shares.write(path, {**shares.read(path), **whole})
-    known = killers.read(path_of_killers)
-    killers.write(path_of_killers, killers.replaced(known, scoreboard.killers(), whole))
+    known, functions = killers.read(path_of_killers), {mutant.where for mutant in every}
+    killers.write(path_of_killers, killers.replaced(known, scoreboard.killers(), whole, functions))
 
 
 def _is_within(mutant: Mutant, name: str) -> bool:

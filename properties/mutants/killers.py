@@ -8,7 +8,7 @@ order: a mutant counts as killed when a check fails now.
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 from properties.files import write_atomically
@@ -65,8 +65,18 @@ def ranked(checks: Counter[str]) -> list[Pinned]:
     return [pinned_of(check) for check, _ in checks.most_common()]
 
 
-def replaced(known: Killers, new: Killers, modules: Iterable[str]) -> Killers:
-    """The record, with the functions of some modules replaced by new findings."""
+def replaced(
+    known: Killers, new: Killers, modules: Iterable[str], functions: Collection[str]
+) -> Killers:
+    """The record, with the functions of some modules replaced by new findings.
+
+    Args:
+        functions: those that have mutants. The record forgets others, which are no more.
+    """
     prefixes = tuple(f"{module}." for module in modules)
-    others = {name: checks for name, checks in known.items() if not name.startswith(prefixes)}
+    others = {
+        name: checks
+        for name, checks in known.items()
+        if name in functions and not name.startswith(prefixes)
+    }
     return {**others, **{n: checks for n, checks in new.items() if n.startswith(prefixes)}}

@@ -62,9 +62,9 @@ def test_another_file_is_refused(text: str, tmp_path: Path) -> None:
 
 def test_only_modules_of_which_all_is_tried_are_replaced() -> None:
     one, two = Counter({str(_LAW): 1}), Counter({str(_TEST): 1})
-    known = {"kernels.a.f": one, "kernels.a.gone": one, "kernels.ab.f": one}
+    known = {"kernels.a.f": one, "kernels.a.g": one, "kernels.ab.f": one, "kernels.ab.gone": one}
     new = {"kernels.a.f": two, "kernels.ab.f": two}
-    assert killers.replaced(known, new, ["kernels.a"]) == {
+    assert killers.replaced(known, new, ["kernels.a"], [*known][:3]) == {
         "kernels.a.f": two,
         "kernels.ab.f": one,
     }
