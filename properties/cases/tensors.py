@@ -115,9 +115,9 @@ def build(op: Op, case: Case, device: torch.device | str = "cpu") -> Inputs:
     options = {n: _number(case, v) for n, v in case.options.items() if n not in tensors}
     if "structure" in options:
         options["structure"] = structures.build(case, device)
-    channels = {n: amended[n].shape[-1] for n in case.same}
-    fewer = {n: count for n, count in channels.items() if count < tensors[case.same[n]].shape[-1]}
-    return Inputs(tensors, options, case.same, fewer, trained(op, case))
+    widths = {n: amended[n].shape[-1] for n in case.same}
+    channels = {n: w for n, w in widths.items() if w < tensors[case.same[n]].shape[-1]}
+    return Inputs(tensors, options, case.same, channels, trained(op, case))
 
 
 def _dtype(case: Case, argument: Argument, index: torch.dtype) -> torch.dtype:
