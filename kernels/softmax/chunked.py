@@ -115,6 +115,22 @@ def soften(products, visible, query_gate, key_gate, row_max, weight_sum, GATED: 
 
 
 @triton.jit
+def store_row_terms(terms, apart, row_max, weight_sum, of_d, inside):
+    """Write what the backward pass reads of queries: maximum, sum of weights, and δ."""
+    tl.store(terms, row_max, mask=inside)
+    tl.store(terms + apart, weight_sum, mask=inside)
+    tl.store(terms + 2 * apart, of_d, mask=inside)
+
+
+@triton.jit
+def load_row_terms(terms, apart, inside):
+    """Maximum, 1 / sum of weights, and δ of queries."""
+    row_max = tl.load(terms, mask=inside, other=0.0)
+    weight_sum = tl.load(terms + apart, mask=inside, other=1.0)
+    return row_max, 1.0 / weight_sum, tl.load(terms + 2 * apart, mask=inside, other=0.0)
+
+
+@triton.jit
 def dot_rows(
     x, y, stride_x, stride_y, count_x, count_y, dim,
     DTYPE: tl.constexpr, C: tl.constexpr, BLOCK: tl.constexpr, FINE: tl.constexpr = False,

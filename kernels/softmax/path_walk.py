@@ -20,6 +20,7 @@ from kernels.softmax.chunked import (
     gates_of_chunk,
     place_in_heads,
     soften,
+    store_row_terms,
 )
 
 # Spans of queries of a launch of the backward pass. Two would take 4 % less time, and one more copy
@@ -47,6 +48,86 @@ def place_kept(step, later, half, stride, SPAN: tl.constexpr, RUN: tl.constexpr)
     which is kept in the place of a token of that span."""
     moved = (step > 1).to(tl.int64)
     return moved * ((1 + later % RUN) * half - step * SPAN * stride)
+
+
+@triton.jit
+def _see(
+    products, visible, v, do, query_gate, key_gate, row_max, weight_sum, of_d, acc,
+    stride_v, stride_o, left, count, value_dim,
+    GRADIENT: tl.constexpr, GATED: tl.constexpr, DTYPE: tl.constexpr,
+    BQ: tl.constexpr, BN: tl.constexpr, PAD_V: tl.constexpr,
+):  # fmt: skip
+    """Add a tile of keys to the sums over keys: to the outputs `acc`, or if GRADIENT to δ."""
+    p, shrink, row_max, weight_sum = soften(
+        products, visible, query_gate, key_gate, row_max, weight_sum, GATED
+    )
+    values = tl.arange(0, PAD_V)
+    v_tile = load_rows(v, tl.arange(0, BN), values, stride_v, count, value_dim)
+    if GRADIENT:
+        do_tile = load_rows(do, tl.arange(0, BQ), values, stride_o, left, value_dim)
+        of_d = of_d * shrink + tl.sum(p * product(do_tile, tl.trans(v_tile), DTYPE), 1)
+    else:
+        acc = product(p, v_tile, DTYPE, acc=acc * shrink[:, None])
+    return row_max, weight_sum, of_d, acc
+
+
+@triton.jit
+def _load_scores(
+    scores, start, inside, left, stride_s, BQ: tl.constexpr, BN: tl.constexpr
+):  # fmt: skip
+    """Scores of queries with the keys of their own span from `start` on, which of them are of pairs
+    that see each other, and where."""
+    rows, ahead = tl.arange(0, BQ), tl.arange(0, BN)
+    visible = start + ahead[None, :] <= inside + rows[:, None]
+    at = rows[:, None] * stride_s + start + ahead[None, :]
+    s = tl.load(scores + at, mask=visible & (rows < left)[:, None], other=0.0)
+    return s, visible, at
+
+
+@triton.jit
+def _store_own_pairs(
+    scores, dscores, v, do, gate, rest, shut_count, query_gate, row_max, inverse, of_d,
+    place, inside, left, stride_s, stride_v, stride_o, value_dim,
+    GATED: tl.constexpr, DTYPE: tl.constexpr,
+    BQ: tl.constexpr, BN: tl.constexpr, C: tl.constexpr, PAD_V: tl.constexpr,
+):  # fmt: skip
+    """Write weights over the scores of the span of the queries, and their dS."""
+    rows, values = tl.arange(0, BQ), tl.arange(0, PAD_V)
+    exists = (rows < left)[:, None]
+    # Whole blocks.
+    for start in tl.range(0, tl.cdiv(inside + BQ, C) * C, BN):
+        count = inside + left - start
+        s, visible, at = _load_scores(scores, start, inside, left, stride_s, BQ, BN)
+        own_place = place - inside + start
+        key_gate = gates_of_chunk(gate, rest, shut_count, own_place, count, BN, GATED)
+        key_gate = as_columns(key_gate, GATED)
+        p = tl.exp2(base2_logits(s, query_gate, key_gate, row_max[:, None], GATED))
+        v_rows = v + start * stride_v
+        v_tile = load_rows(v_rows, tl.arange(0, BN), values, stride_v, count, value_dim)
+        do_tile = load_rows(do, rows, values, stride_o, left, value_dim)
+        dp = product(do_tile, tl.trans(v_tile), DTYPE)
+        # The gates of rows that do not exist are 0, and others may be far below.
+        p = tl.where(visible & exists, p * inverse[:, None], 0.0)
+        tl.store(scores + at, p, mask=exists)
+        tl.store(dscores + at, p * (dp - of_d[:, None]), mask=exists)
+
+
+@triton.jit
+def _pass_span(
+    x_from, x_to, m, apart_x, apart_m, stride, left, key_dim,
+    DTYPE: tl.constexpr, BQ: tl.constexpr, SLICE: tl.constexpr,
+):  # fmt: skip
+    """Write X behind a span, X M, in narrow tiles, which are beside the outputs in registers."""
+    rows = tl.arange(0, BQ)
+    for left_of in tl.range(0, key_dim, SLICE):
+        columns = left_of + tl.arange(0, SLICE)
+        passed = tl.zeros((BQ, SLICE), tl.float32)
+        for start in tl.range(0, key_dim, SLICE):
+            along = start + tl.arange(0, SLICE)
+            X_tile = load_pieces(x_from, apart_x, rows, along, stride, left, key_dim)
+            M_tile = load_pieces(m, apart_m, along, columns, key_dim, key_dim, key_dim)
+            passed = product_of_pieces(X_tile, M_tile, DTYPE, passed)
+        store_pieces(x_to, apart_x, passed, rows, columns, stride, left, key_dim)
 
 
 @triton.jit(do_not_specialize=["run", "sequences", "tokens", "heads", "group", "spans", "tiles"])
@@ -107,23 +188,13 @@ def attend(
     acc = tl.zeros((BQ, 1 if GRADIENT else PAD_V), tl.float32)
     for start in tl.range(0, inside + BQ, BN):
         count = inside + left - start
-        visible = start + ahead[None, :] <= inside + rows[:, None]
-        s = tl.load(
-            scores + rows[:, None] * stride_s + start + ahead[None, :],
-            mask=visible & (rows < left)[:, None],
-            other=0.0,
-        )
+        s, visible, _ = _load_scores(scores, start, inside, left, stride_s, BQ, BN)
         key_gate = gates_of_chunk(gate, rest, shut_count, place - inside + start, count, BN, GATED)
         key_gate = as_columns(key_gate, GATED)
-        p, shrink, row_max, weight_sum = soften(
-            s, visible, query_gate, key_gate, row_max, weight_sum, GATED
-        )
-        v_tile = load_rows(v + start * stride_v, ahead, values, stride_v, count, value_dim)
-        if GRADIENT:
-            do_tile = load_rows(do, rows, values, stride_o, left, value_dim)
-            of_d = of_d * shrink + tl.sum(p * product(do_tile, tl.trans(v_tile), DTYPE), 1)
-        else:
-            acc = product(p, v_tile, DTYPE, acc=acc * shrink[:, None])
+        row_max, weight_sum, of_d, acc = _see(
+            s, visible, v + start * stride_v, do, query_gate, key_gate, row_max, weight_sum, of_d,
+            acc, stride_v, stride_o, left, count, value_dim, GRADIENT, GATED, DTYPE, BQ, BN, PAD_V,
+        )  # fmt: skip
     half = elements(sequences, tokens, stride, PACKED)
     apart_x = 2 * half
     apart_k = elements(sequences, tokens, stride_k, PACKED)
@@ -161,52 +232,25 @@ def attend(
                 products = product_of_pieces(X[part], transposed(tile_k), DTYPE, products)
             key_gate = gates_of_chunk(gate, rest, shut_count, key_place + start, BN, BN, GATED)
             key_gate = as_columns(key_gate, GATED)
-            p, shrink, row_max, weight_sum = soften(
-                products, rows[:, None] >= 0, query_gate, key_gate, row_max, weight_sum, GATED
-            )
-            v_tile = load_rows(v + start * stride_v, ahead, values, stride_v, BN, value_dim)
-            if GRADIENT:
-                do_tile = load_rows(do, rows, values, stride_o, left, value_dim)
-                of_d = of_d * shrink + tl.sum(p * product(do_tile, tl.trans(v_tile), DTYPE), 1)
-            else:
-                acc = product(p, v_tile, DTYPE, acc=acc * shrink[:, None])
+            row_max, weight_sum, of_d, acc = _see(
+                products, rows[:, None] >= 0, v + start * stride_v, do, query_gate, key_gate,
+                row_max, weight_sum, of_d, acc, stride_v, stride_o, left, BN, value_dim,
+                GRADIENT, GATED, DTYPE, BQ, BN, PAD_V,
+            )  # fmt: skip
         if step < earlier:
-            # Narrow tiles, beside the outputs in registers.
-            for left_of in tl.range(0, key_dim, SLICE):
-                columns = left_of + tl.arange(0, SLICE)
-                passed = tl.zeros((BQ, SLICE), tl.float32)
-                for start in tl.range(0, key_dim, SLICE):
-                    along = start + tl.arange(0, SLICE)
-                    X_tile = load_pieces(x_from, apart_x, rows, along, stride, left, key_dim)
-                    M_tile = load_pieces(m, apart_m, along, columns, key_dim, key_dim, key_dim)
-                    passed = product_of_pieces(X_tile, M_tile, DTYPE, passed)
-                store_pieces(x_to, apart_x, passed, rows, columns, stride, left, key_dim)
+            _pass_span(
+                x_from, x_to, m, apart_x, apart_m, stride, left, key_dim, DTYPE, BQ, SLICE
+            )  # fmt: skip
     # Every query sees its own key.
     inverse = 1.0 / weight_sum
     if not GRADIENT:
         store_rows(o, acc * inverse[:, None], rows, values, stride_o, left, value_dim)
     else:
         of_d *= inverse
-        to = terms + place + rows
         apart = elements(sequences, tokens, heads, PACKED)
-        tl.store(to, row_max, mask=rows < left)
-        tl.store(to + apart, weight_sum, mask=rows < left)
-        tl.store(to + 2 * apart, of_d, mask=rows < left)
-        # Whole blocks.
-        for start in tl.range(0, tl.cdiv(inside + BQ, C) * C, BN):
-            count = inside + left - start
-            visible = start + ahead[None, :] <= inside + rows[:, None]
-            visible &= (rows < left)[:, None]
-            at = rows[:, None] * stride_s + start + ahead[None, :]
-            s = tl.load(scores + at, mask=visible, other=0.0)
-            own_place = place - inside + start
-            key_gate = gates_of_chunk(gate, rest, shut_count, own_place, count, BN, GATED)
-            key_gate = as_columns(key_gate, GATED)
-            p = tl.exp2(base2_logits(s, query_gate, key_gate, row_max[:, None], GATED))
-            v_tile = load_rows(own_v + start * stride_v, ahead, values, stride_v, count, value_dim)
-            do_tile = load_rows(do, rows, values, stride_o, left, value_dim)
-            dp = product(do_tile, tl.trans(v_tile), DTYPE)
-            # The gates of rows that do not exist are 0, and others may be far below.
-            p = tl.where(visible, p * inverse[:, None], 0.0)
-            tl.store(scores + at, p, mask=(rows < left)[:, None])
-            tl.store(dscores + at, p * (dp - of_d[:, None]), mask=(rows < left)[:, None])
+        store_row_terms(terms + place + rows, apart, row_max, weight_sum, of_d, rows < left)
+        _store_own_pairs(
+            scores, dscores, own_v, do, gate, rest, shut_count, query_gate, row_max, inverse, of_d,
+            place, inside, left, stride_s, stride_v, stride_o, value_dim,
+            GATED, DTYPE, BQ, BN, C, PAD_V,
+        )  # fmt: skip

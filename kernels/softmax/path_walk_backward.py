@@ -25,19 +25,11 @@ from kernels.softmax.chunked import (
     base2_logits,
     gates_of_chunk,
     gradient_from_sums,
+    load_row_terms,
     place_in_heads,
 )
 from kernels.softmax.path_spans import load_block
 from kernels.softmax.path_walk import locate_in_run, place_kept
-
-
-@triton.jit
-def _load_terms(terms, count, place, inside):
-    """Maximum, inverse sum of weights, and δ of queries, of which those `inside` exist."""
-    row_max = tl.load(terms + place, mask=inside, other=0.0)
-    weight_sum = tl.load(terms + count + place, mask=inside, other=1.0)
-    of_d = tl.load(terms + 2 * count + place, mask=inside, other=0.0)
-    return row_max, 1.0 / weight_sum, of_d
 
 
 @triton.jit(do_not_specialize=["run", "sequences", "tokens", "heads", "group", "spans"])
@@ -95,7 +87,7 @@ def walk_back(
     pairs = earlier % RUN * count * SPAN + (first * heads + head) * SPAN
     weights += pairs
     dscores += pairs
-    row_max, inverse, of_d = _load_terms(terms, count, place + rows, exists)
+    row_max, inverse, of_d = load_row_terms(terms + place + rows, count, exists)
     query_gate = as_rows(gates_of_chunk(gate, rest, shut_count, place, left, BQ, GATED), GATED)
     do_tile = load_rows(do, rows, values, stride_o, left, value_dim)
     row_sum = tl.zeros((BQ,), tl.float32)

@@ -70,8 +70,10 @@ from kernels.softmax.chunked import (
     dot_rows,
     gates_of_chunk,
     gradient_of_gates,
+    load_row_terms,
     place_in_heads,
     soften,
+    store_row_terms,
     sum_between,
     within_window,
 )
@@ -131,14 +133,6 @@ def _products(
         else:
             products = product_of_pieces(x, transposed(Y[part]), DTYPE, products)
     return products
-
-
-@triton.jit
-def _load_terms(terms, apart, inside):
-    """Maximum, 1 / sum of weights, and δ of queries."""
-    row_max = tl.load(terms, mask=inside, other=0.0)
-    weight_sum = tl.load(terms + apart, mask=inside, other=1.0)
-    return row_max, 1.0 / weight_sum, tl.load(terms + 2 * apart, mask=inside, other=0.0)
 
 
 @triton.jit(do_not_specialize=["window", "sequences", "tokens", "heads", "group", "chunks"])
@@ -223,11 +217,8 @@ def _by_query(
     inverse = 1.0 / weight_sum
     if GRADIENT:
         of_d *= inverse
-        to = terms + place + rows
         count = elements(sequences, tokens, heads, PACKED)
-        tl.store(to, row_max, mask=rows < left)
-        tl.store(to + count, weight_sum, mask=rows < left)
-        tl.store(to + 2 * count, of_d, mask=rows < left)
+        store_row_terms(terms + place + rows, count, row_max, weight_sum, of_d, rows < left)
         dp = dot_rows(do, v, stride_o, stride_v, left, left, value_dim, DTYPE, C, BV, WHOLE=WHOLE)
         s = base2_logits(own, query_gate, own_gate, row_max[:, None], GATED)
         p = tl.where(visible & (rows < left)[:, None], tl.exp2(s) * inverse[:, None], 0.0)
@@ -274,7 +265,7 @@ def _queries_backward(
     inside = rows < left
 
     query_gate = as_rows(gates_of_chunk(gate, rest, shut_count, place, left, C, GATED), GATED)
-    row_max, inverse, of_d = _load_terms(
+    row_max, inverse, of_d = load_row_terms(
         terms + place + rows, elements(sequences, tokens, heads, PACKED), inside
     )
     dq_acc = ()
@@ -369,7 +360,7 @@ def _by_key(
         count_q = left - step * C
         inside = rows < count_q
         query_gate = gates_of_chunk(gate, rest, shut_count, place + on, count_q, C, GATED)
-        row_max, inverse, of_d = _load_terms(terms + place + on + rows, count, inside)
+        row_max, inverse, of_d = load_row_terms(terms + place + on + rows, count, inside)
         q_rows = q + on * stride_k
         do_rows = do + on * stride_o
         Y = _slices(q_rows, apart, stride_k, count_q, key_dim, C, BK, PARTS)
