@@ -100,6 +100,104 @@ def _weigh(products, factor, offset, KIND: tl.constexpr):
     return weight, slope
 
 
+@triton.jit
+def _sums_over_keys(
+    q_tile, r_tile, do_tile, k, v, offset, bounds, query, window, shift, factor,
+    stride_kt, stride_vt, in_k, in_v,
+    KIND: tl.constexpr, DIVIDED: tl.constexpr, GRADIENT: tl.constexpr, CAUSAL: tl.constexpr,
+    WINDOW: tl.constexpr, DTYPE: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
+    FULL_K: tl.constexpr, FULL_V: tl.constexpr,
+):  # fmt: skip
+    """The sums over keys of w, w·D, w·x and w·x·D; the outputs without r; and of a softmax the row
+    maximum and the offset that it makes."""
+    high = bounds[3]
+    row_max = tl.full((QUERIES,), float("-inf"), tl.float32)
+    weight_sum = tl.zeros((QUERIES,), tl.float32)
+    of_d = tl.zeros((QUERIES,), tl.float32)
+    of_x = tl.zeros((QUERIES,), tl.float32)
+    of_xd = tl.zeros((QUERIES,), tl.float32)
+    acc = tl.zeros((QUERIES, in_v.shape[0]), tl.float32)
+    if DIVIDED or not GRADIENT:
+        for phase in tl.static_range(3):
+            for start in range(bounds[phase], bounds[phase + 1], KEYS):
+                columns = start + tl.arange(0, KEYS)
+                key = columns[None, :]
+                visible = sees(key < high, query, key, window, shift, CAUSAL, WINDOW)
+                k_tile = load_rows(k, stride_kt, start, columns, high, in_k, FULL_K, phase != 1)
+                v_tile = load_rows(v, stride_vt, start, columns, high, in_v, FULL_V, phase != 1)
+                products = product(q_tile, tl.trans(k_tile), DTYPE)
+                if KIND == "softmax":
+                    s = tl.where(visible, products * factor, float("-inf"))
+                    new_max = tl.maximum(row_max, tl.max(s, 1))
+                    # A row that has seen no key has the maximum -inf; -inf - -inf would be NaN.
+                    base = tl.where(new_max == float("-inf"), 0.0, new_max)
+                    decay = tl.exp2(row_max - base)
+                    row_max = new_max
+                    offset = -base[:, None]
+                    weight_sum *= decay
+                    of_d *= decay
+                    of_x *= decay
+                    of_xd *= decay
+                weight, _ = _weigh(products, factor, offset, KIND)
+                if phase != 1:
+                    weight = tl.where(visible, weight, 0.0)
+                if DIVIDED:
+                    weight_sum += tl.sum(weight, 1)
+                if r_tile is not None:
+                    weighted_x = weight * product(r_tile, tl.trans(k_tile), DTYPE)
+                    of_x += tl.sum(weighted_x, 1)
+                if GRADIENT:
+                    d = product(do_tile, tl.trans(v_tile), DTYPE)
+                    of_d += tl.sum(weight * d, 1)
+                    if r_tile is not None:
+                        of_xd += tl.sum(weighted_x * d, 1)
+                elif r_tile is None:
+                    acc = product(weight, v_tile, DTYPE, acc=acc)
+    return weight_sum, of_d, of_x, of_xd, acc, row_max, offset
+
+
+@triton.jit
+def _results_of_keys(
+    q_tile, r_tile, do_tile, k, v, offset, bounds, query, window, shift, scale, factor,
+    inverse, of_d, mean, covariance, acc, stride_kt, stride_vt, in_k, in_v,
+    KIND: tl.constexpr, DIVIDED: tl.constexpr, GRADIENT: tl.constexpr, CAUSAL: tl.constexpr,
+    WINDOW: tl.constexpr, DTYPE: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
+    FULL_K: tl.constexpr, FULL_V: tl.constexpr,
+):  # fmt: skip
+    """The outputs with r, or if GRADIENT dq and dr, from the sums over keys."""
+    high = bounds[3]
+    dq_acc = tl.zeros((QUERIES, in_k.shape[0]), tl.float32)
+    dr_acc = tl.zeros((QUERIES, in_k.shape[0]), tl.float32)
+    for phase in tl.static_range(3):
+        for start in range(bounds[phase], bounds[phase + 1], KEYS):
+            columns = start + tl.arange(0, KEYS)
+            key = columns[None, :]
+            k_tile = load_rows(k, stride_kt, start, columns, high, in_k, FULL_K, phase != 1)
+            v_tile = load_rows(v, stride_vt, start, columns, high, in_v, FULL_V, phase != 1)
+            products = product(q_tile, tl.trans(k_tile), DTYPE)
+            weight, slope = _weigh(products, factor, offset, KIND)
+            if phase != 1:
+                visible = sees(key < high, query, key, window, shift, CAUSAL, WINDOW)
+                weight = tl.where(visible, weight, 0.0)
+                slope = tl.where(visible, slope, 0.0)
+            if DIVIDED:
+                weight *= inverse[:, None]
+                slope *= inverse[:, None]
+            if r_tile is not None:
+                share = 1.0 + (mean[:, None] - product(r_tile, tl.trans(k_tile), DTYPE))
+            if GRADIENT:
+                dp = product(do_tile, tl.trans(v_tile), DTYPE)
+                if DIVIDED:
+                    dp -= of_d[:, None]
+                if r_tile is not None:
+                    dr_acc = product(-weight * dp, k_tile, DTYPE, acc=dr_acc)
+                    dp = share * dp + covariance[:, None]
+                dq_acc = product(slope * dp * scale, k_tile, DTYPE, acc=dq_acc)
+            else:
+                acc = product(weight * share, v_tile, DTYPE, acc=acc)
+    return acc, dq_acc, dr_acc
+
+
 @triton.jit(do_not_specialize=["num_queries", "num_keys", "window", "tiles", "heads", "group"])
 def _by_query(
     q, k, v, r, do, out, dr, terms, cu_seqlens_q, cu_seqlens_k,
@@ -137,58 +235,21 @@ def _by_query(
     DTYPE: tl.constexpr = q.dtype.element_ty
     q_tile = load_rows(q, stride_qt, first, rows, length_q, in_k, FULL_K, True)
     offset = _bias(query, length_k, window, shift, bias, CAUSAL, WINDOW, COUNTED)
+    r_tile = None
     if r is not None:
         r += batch * stride_rb + start_q * stride_rt + head * stride_rh
         r_tile = load_rows(r, stride_rt, first, rows, length_q, in_k, FULL_K, True)
+    do_tile = None
     if GRADIENT:
         do += batch * stride_ob + start_q * stride_ot + head * stride_oh
         do_tile = load_rows(do, stride_ot, first, rows, length_q, in_v, FULL_V, True)
 
     bounds = keys_of(first, last, shift, length_k, window, CAUSAL, WINDOW, KEYS, False)
-    high = bounds[3]
-    # Sums over keys of w, w·D, w·x and w·x·D.
-    row_max = tl.full((QUERIES,), float("-inf"), tl.float32)
-    weight_sum = tl.zeros((QUERIES,), tl.float32)
-    of_d = tl.zeros((QUERIES,), tl.float32)
-    of_x = tl.zeros((QUERIES,), tl.float32)
-    of_xd = tl.zeros((QUERIES,), tl.float32)
-    acc = tl.zeros((QUERIES, PAD_V), tl.float32)
-    if DIVIDED or not GRADIENT:
-        for phase in tl.static_range(3):
-            for start in range(bounds[phase], bounds[phase + 1], KEYS):
-                columns = start + tl.arange(0, KEYS)
-                key = columns[None, :]
-                visible = sees(key < high, query, key, window, shift, CAUSAL, WINDOW)
-                k_tile = load_rows(k, stride_kt, start, columns, high, in_k, FULL_K, phase != 1)
-                v_tile = load_rows(v, stride_vt, start, columns, high, in_v, FULL_V, phase != 1)
-                products = product(q_tile, tl.trans(k_tile), DTYPE)
-                if KIND == "softmax":
-                    s = tl.where(visible, products * factor, float("-inf"))
-                    new_max = tl.maximum(row_max, tl.max(s, 1))
-                    # A row that has seen no key has the maximum -inf; -inf - -inf would be NaN.
-                    base = tl.where(new_max == float("-inf"), 0.0, new_max)
-                    decay = tl.exp2(row_max - base)
-                    row_max = new_max
-                    offset = -base[:, None]
-                    weight_sum *= decay
-                    of_d *= decay
-                    of_x *= decay
-                    of_xd *= decay
-                weight, _ = _weigh(products, factor, offset, KIND)
-                if phase != 1:
-                    weight = tl.where(visible, weight, 0.0)
-                if DIVIDED:
-                    weight_sum += tl.sum(weight, 1)
-                if r is not None:
-                    weighted_x = weight * product(r_tile, tl.trans(k_tile), DTYPE)
-                    of_x += tl.sum(weighted_x, 1)
-                if GRADIENT:
-                    d = product(do_tile, tl.trans(v_tile), DTYPE)
-                    of_d += tl.sum(weight * d, 1)
-                    if r is not None:
-                        of_xd += tl.sum(weighted_x * d, 1)
-                elif r is None:
-                    acc = product(weight, v_tile, DTYPE, acc=acc)
+    weight_sum, of_d, of_x, of_xd, acc, row_max, offset = _sums_over_keys(
+        q_tile, r_tile, do_tile, k, v, offset, bounds, query, window, shift, factor,
+        stride_kt, stride_vt, in_k, in_v,
+        KIND, DIVIDED, GRADIENT, CAUSAL, WINDOW, DTYPE, QUERIES, KEYS, FULL_K, FULL_V,
+    )  # fmt: skip
     inverse = tl.full((QUERIES,), 1.0, tl.float32)
     if DIVIDED:
         # Weights may sum to 0 where no key is seen.
@@ -211,35 +272,11 @@ def _by_query(
             tl.store(to + 3, covariance, mask=inside)
             tl.store(to + 4, row_max, mask=inside)
     if GRADIENT or r is not None:
-        dq_acc = tl.zeros((QUERIES, PAD_K), tl.float32)
-        dr_acc = tl.zeros((QUERIES, PAD_K), tl.float32)
-        for phase in tl.static_range(3):
-            for start in range(bounds[phase], bounds[phase + 1], KEYS):
-                columns = start + tl.arange(0, KEYS)
-                key = columns[None, :]
-                k_tile = load_rows(k, stride_kt, start, columns, high, in_k, FULL_K, phase != 1)
-                v_tile = load_rows(v, stride_vt, start, columns, high, in_v, FULL_V, phase != 1)
-                products = product(q_tile, tl.trans(k_tile), DTYPE)
-                weight, slope = _weigh(products, factor, offset, KIND)
-                if phase != 1:
-                    visible = sees(key < high, query, key, window, shift, CAUSAL, WINDOW)
-                    weight = tl.where(visible, weight, 0.0)
-                    slope = tl.where(visible, slope, 0.0)
-                if DIVIDED:
-                    weight *= inverse[:, None]
-                    slope *= inverse[:, None]
-                if r is not None:
-                    share = 1.0 + (mean[:, None] - product(r_tile, tl.trans(k_tile), DTYPE))
-                if GRADIENT:
-                    dp = product(do_tile, tl.trans(v_tile), DTYPE)
-                    if DIVIDED:
-                        dp -= of_d[:, None]
-                    if r is not None:
-                        dr_acc = product(-weight * dp, k_tile, DTYPE, acc=dr_acc)
-                        dp = share * dp + covariance[:, None]
-                    dq_acc = product(slope * dp * scale, k_tile, DTYPE, acc=dq_acc)
-                else:
-                    acc = product(weight * share, v_tile, DTYPE, acc=acc)
+        acc, dq_acc, dr_acc = _results_of_keys(
+            q_tile, r_tile, do_tile, k, v, offset, bounds, query, window, shift, scale, factor,
+            inverse, of_d, mean, covariance, acc, stride_kt, stride_vt, in_k, in_v,
+            KIND, DIVIDED, GRADIENT, CAUSAL, WINDOW, DTYPE, QUERIES, KEYS, FULL_K, FULL_V,
+        )  # fmt: skip
     if GRADIENT:
         store_rows(out + row * key_dim, heads * key_dim, rows, length_q, dq_acc, in_k)
         if r is not None:
