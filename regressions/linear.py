@@ -656,8 +656,8 @@ BUGS = {
         pinned=pin("gla", "fused_recurrent", SMALL, (5,)),
         planted=Edit(
             "kernels.linear.fused_recurrent",
-            "S += k[:, None] * v[None, :]\n        o =",
-            "if USE_G:\n            S += k[:, None] * v[None, :]\n        o =",
+            "return S + k[:, None] * v[None, :]",
+            "return S + k[:, None] * v[None, :] if USE_G else S",
         ),
     ),
     "values_advance_by_the_key_dim": KnownBug(

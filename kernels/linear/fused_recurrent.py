@@ -77,6 +77,22 @@ def _decay(
     return S
 
 
+@triton.jit
+def _step(
+    S, t, k_ptr, k_stride, v_ptr, v_stride, g_ptr, g_stride, gv_ptr, gv_stride,
+    cols_k, in_k, cols_v, in_v,
+    USE_G: tl.constexpr, USE_HEAD_G: tl.constexpr, USE_GV: tl.constexpr,
+):  # fmt: skip
+    """S_t from S_{t-1}."""
+    k = _row(k_ptr, t, k_stride, cols_k, in_k)
+    v = _row(v_ptr, t, v_stride, cols_v, in_v)
+    S = _decay(
+        S, t, g_ptr, g_stride, cols_k, in_k, gv_ptr, gv_stride, cols_v, in_v,
+        USE_G, USE_HEAD_G, USE_GV,
+    )  # fmt: skip
+    return S + k[:, None] * v[None, :]
+
+
 @triton.jit(do_not_specialize=["rows", "tokens", "heads"])
 def _forward(
     q_ptr, k_ptr, v_ptr, g_ptr, gv_ptr, cu_seqlens_ptr, initial_ptr, use_initial,
@@ -123,13 +139,10 @@ def _forward(
     for step in range(length):
         t = _token(step, length, REVERSE)
         q = _row(q_ptr, t, q_stride_t, cols_k, in_k)
-        k = _row(k_ptr, t, k_stride_t, cols_k, in_k)
-        v = _row(v_ptr, t, v_stride_t, cols_v, in_v)
-        S = _decay(
-            S, t, g_ptr, g_stride_t, cols_k, in_k, gv_ptr, gv_stride_t, cols_v, in_v,
-            USE_G, USE_HEAD_G, USE_GV,
+        S = _step(
+            S, t, k_ptr, k_stride_t, v_ptr, v_stride_t, g_ptr, g_stride_t, gv_ptr, gv_stride_t,
+            cols_k, in_k, cols_v, in_v, USE_G, USE_HEAD_G, USE_GV,
         )  # fmt: skip
-        S += k[:, None] * v[None, :]
         o = tl.sum(S * q[:, None], axis=0) * scale
         row = part_k.to(tl.int64) * rows + (first_token + t) * heads + head
         store_row(o_ptr, o, row, value_dim, cols_v, in_v)
@@ -203,14 +216,11 @@ def _backward(
             if step % SEGMENT == 0:
                 tl.store(segments_ptr + (step // SEGMENT).to(tl.int64) * parts * BK * BV + tile, S)
         t = _token(step, length, REVERSE)
-        k = _row(k_ptr, t, k_stride_t, cols_k, in_k)
-        v = _row(v_ptr, t, v_stride_t, cols_v, in_v)
         do = _row(do_ptr, t, do_stride_t, cols_v, in_v)
-        S = _decay(
-            S, t, g_ptr, g_stride_t, cols_k, in_k, gv_ptr, gv_stride_t, cols_v, in_v,
-            USE_G, USE_HEAD_G, USE_GV,
+        S = _step(
+            S, t, k_ptr, k_stride_t, v_ptr, v_stride_t, g_ptr, g_stride_t, gv_ptr, gv_stride_t,
+            cols_k, in_k, cols_v, in_v, USE_G, USE_HEAD_G, USE_GV,
         )  # fmt: skip
-        S += k[:, None] * v[None, :]
         dq = tl.sum(S * do[None, :], axis=1) * scale
         row = part_v.to(tl.int64) * rows + (first_token + t) * heads + head
         store_row(dq_ptr, dq, row, key_dim, cols_k, in_k)
@@ -227,14 +237,11 @@ def _backward(
             S = tl.load(segments_ptr + segment.to(tl.int64) * parts * BK * BV + tile)
             for again in range(first, last):
                 tl.store(states_ptr + (again - first) * BK * BV + tile, S)
-                t = _token(again, length, REVERSE)
-                k = _row(k_ptr, t, k_stride_t, cols_k, in_k)
-                v = _row(v_ptr, t, v_stride_t, cols_v, in_v)
-                S = _decay(
-                    S, t, g_ptr, g_stride_t, cols_k, in_k, gv_ptr, gv_stride_t, cols_v, in_v,
-                    USE_G, USE_HEAD_G, USE_GV,
+                S = _step(
+                    S, _token(again, length, REVERSE), k_ptr, k_stride_t, v_ptr, v_stride_t,
+                    g_ptr, g_stride_t, gv_ptr, gv_stride_t,
+                    cols_k, in_k, cols_v, in_v, USE_G, USE_HEAD_G, USE_GV,
                 )  # fmt: skip
-                S += k[:, None] * v[None, :]
             tl.debug_barrier()
         for from_last in range(last - first):
             back = last - 1 - from_last
