@@ -430,7 +430,7 @@ TABLE: dict[tuple[str, str], tuple[Entry, ...]] = {
             },
         ),
         Entry(tokens=16, keys=16, num_stages=1),
-        # Heads above 256, of which a program holds so many columns (features).
+        # Heads above 256: a program holds `features` of their columns.
         Entry(tokens=16, keys=16, features=128, num_warps=4, num_stages=1, max_dim=576),
     ),
     # The same, without terms of their own.

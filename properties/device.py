@@ -44,7 +44,7 @@ _dispatch_modes = torch._C._len_torch_dispatch_stack
 # What PyTorch keeps for a process or thread and a call could change: how to read and to write it.
 _STATE: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
     "default dtype": (torch.get_default_dtype, torch.set_default_dtype),
-    # As there is none at first, there is none again.
+    # There was none at first, so leave none.
     "default device": (torch.get_default_device, lambda _: torch.set_default_device(None)),
     "stack of function modes": (
         _function_modes,

@@ -21,7 +21,7 @@ def resolve_scale(scale: float | None, key_dim: int) -> float:
         The factor, a float.
 
     Raises:
-        TypeError: `scale` is neither an int nor a float; a bool or a tensor is none.
+        TypeError: `scale` is neither an int nor a float, or is a bool.
         ValueError: `scale` is NaN or infinite; `key_dim` is below 1.
     """
     if scale is not None and (isinstance(scale, bool) or not isinstance(scale, (int, float))):

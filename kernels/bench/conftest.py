@@ -1,4 +1,4 @@
-"""Rows that tests show and write, and a GPU that is none."""
+"""Rows that tests show and write, and a pretended GPU."""
 
 from importlib.util import find_spec
 

@@ -24,7 +24,7 @@ from kernels.tiles import cdiv, next_power_of_2
 
 @triton.jit
 def _page_and_row(table, position, page_size, sinks, mask, RING: tl.constexpr):
-    """Where the tokens at `position` of one sequence lie; `table` points at its pages."""
+    """The page and row of tokens at `position` of one sequence; `table` points at its pages."""
     if RING:
         block = tl.zeros_like(position)
         turn = sinks + (position - sinks) % (page_size - sinks)

@@ -1,7 +1,7 @@
 """Delta rules token by token: one kernel walks through a sequence with the state in registers.
 
-A program holds all keys of one head and a tile of values, of which every column of the state is a
-recurrence of its own. One kernel serves two rules, with `S' = diag(exp g_t) S_{t-1}`:
+A program holds all keys of one head and a tile of values: each column of the state is a recurrence
+of its own. One kernel serves two rules, with `S' = diag(exp g_t) S_{t-1}`:
 
     delta       S_t = S' + k_t u_tᵀ                 u_t = β_t (v_t - S'ᵀ k_t)
     DPLR        S_t = S' + b_t r_tᵀ + k_t v_tᵀ      r_t = S_{t-1}ᵀ a_t

@@ -23,7 +23,7 @@ def check_heads(*, num_heads: int, num_kv_heads: int | None, **sizes: int) -> in
 
 
 def part_of(size: int, factor: float) -> int | None:
-    """The whole number that `factor · size` is but for rounding; None if it is none."""
+    """Return the integer that `factor · size` is but for rounding; None if there is no such one."""
     if not isfinite(factor):
         return None
     product = factor * size

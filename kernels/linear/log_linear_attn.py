@@ -100,7 +100,7 @@ def _forward(
 
 @triton.jit
 def _place(e, kept, stride, SEGMENT: tl.constexpr, SIZE: tl.constexpr):
-    """Where node e is: one of a segment's own, or kept behind those of all programs."""
+    """The place of node e: among a segment's own, or among the kept ones behind all programs."""
     segment = (e // SEGMENT - 1).to(tl.int64)
     return tl.where(e % SEGMENT == 0, kept + segment * stride, (e % SEGMENT).to(tl.int64) * SIZE)
 

@@ -53,7 +53,7 @@ def locate_sequence(sequence, cu_seqlens_ptr, tokens, C: tl.constexpr, PACKED: t
 
 @triton.jit
 def locate_tile(heads, key_tiles, value_tiles):
-    """Which tile of the state of which head of which sequence a program holds.
+    """Return the tile of a state that a program holds.
 
     Returns:
         The numbers of the tile along keys and along values, the head and the sequence.

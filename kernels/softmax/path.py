@@ -72,7 +72,7 @@ def _forward(
 
 
 class _Walked(NamedTuple):
-    """What the walk of the queries leaves to the spans: gradients, in float32.
+    """Gradients that the walk of the queries leaves to the spans, in float32.
 
     Args:
         dq, dk, dv: of X at the start of its span, of K' and of the values.

@@ -288,7 +288,7 @@ class Within(NamedTuple):
 
 
 class Call:
-    """What the kernels of a call share.
+    """The sizes, gates and constants that the kernels of a call share.
 
     Args:
         longest: tokens of the longest sequence.

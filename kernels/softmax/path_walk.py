@@ -184,7 +184,7 @@ def attend(
     row_max = tl.full((BQ,), float("-inf"), tl.float32)
     weight_sum = tl.zeros((BQ,), tl.float32)
     of_d = tl.zeros((BQ,), tl.float32)
-    # The outputs, of which the backward pass has none.
+    # The outputs; the backward pass has none.
     acc = tl.zeros((BQ, 1 if GRADIENT else PAD_V), tl.float32)
     for start in tl.range(0, inside + BQ, BN):
         count = inside + left - start

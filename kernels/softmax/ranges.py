@@ -64,7 +64,7 @@ def powers(
 
 def power(bound: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
     """Return the least power of two, at least 1, that divides bounds to at most 2^15."""
-    # A bound above float32's range is 2^127, as is one that is no number.
+    # A bound that is NaN or above float32's range counts as 2^127.
     bound = bound.nan_to_num(2.0**127, 2.0**127).clamp(max=2.0**127)
     exponent = (torch.frexp(bound)[1] - 15).clamp(0, 126)
     # The bits of a power of two: exp2 may be off by an ulp.

@@ -1,4 +1,4 @@
-"""Which pairs are hidden, and what is added to their logits: by data, and by rules of positions.
+"""Masks and biases of pairs: from data, and from rules of positions.
 
 A rule of positions is three numbers: query i sees key j where `low_j <= code_i < high_j`. A chunk,
 a document or a remainder is its own code; what hides the future has no high; in a tree the code is

@@ -180,7 +180,7 @@ def _by_query(
         own, visible, query_gate, own_gate, row_max, weight_sum, GATED
     )
     of_d = tl.zeros((C,), tl.float32)
-    # The outputs, of which the backward pass has none.
+    # The outputs; the backward pass has none.
     acc = tl.zeros((C, 1 if GRADIENT else PAD_V), tl.float32)
     if GRADIENT:
         dp = dot_rows(do, v, stride_o, stride_v, left, left, value_dim, DTYPE, C, BV, WHOLE=WHOLE)

@@ -200,7 +200,7 @@ SELECTIVE_SCAN = declare(
 
 
 def _levels(case: Case) -> dict[str, int]:
-    """As many as the longest sequence needs."""
+    """Return the number of levels that the longest sequence needs."""
     return {"L": max(0, *(length - 1 for length in case.lengths)).bit_length() + 1}
 
 

@@ -192,7 +192,7 @@ def _shared(case: Case, got: Results) -> list[str]:
 
 
 def _near_infinity(parts: Tensor) -> Tensor:
-    """Where the oracle's gradient of one of the arguments is more than half of float16's range."""
+    """Mark elements where one of the parts exceeds half of float16's range."""
     return (parts.abs() > torch.finfo(torch.float16).max / 2).any(0)
 
 

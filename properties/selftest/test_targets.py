@@ -869,7 +869,7 @@ def test_rejection_skips_a_library_that_is_wrong_without_a_mistake() -> None:
 
 
 def test_rejection_skips_a_number_that_is_wrong_in_a_legal_type_as_well() -> None:
-    """As logits that a library rounds, which a mistake makes larger than those of the case."""
+    """A mistake may make logits larger than those of the case, and a library rounds them."""
 
     def wrong_from_a_half_on(given: Mapping[str, Any]) -> Any:
         scale = given.get("scale")

@@ -48,7 +48,7 @@ def test_borders_are_those_of_the_reference_at_any_distance(
 
 @pytest.mark.parametrize("buckets", [6, 10, 12, 14, 20])
 def test_borders_that_are_integers_are_not_one_too_far(buckets: int) -> None:
-    """As 5 (135 / 5)^(1/3) = 15, which float64 puts above 15."""
+    """One such border is 5 (135 / 5)^(1/3) = 15, which float64 puts above 15."""
     for max_distance in range(2, 400):
         check_borders(buckets, max_distance)
 

@@ -205,7 +205,7 @@ def _outgrows(op: Op, case: Case, other: Case) -> bool:
 
 
 def _shape(case: Case) -> tuple[str, str, Collection[str]]:
-    """What no bound may change."""
+    """Return the parts of a case that no bound may change."""
     return case.op, case.mode, case.dims.keys()
 
 

@@ -55,7 +55,7 @@ class Target:
         return ()
 
     def conventions(self, op: Op, mode: str) -> tuple[str, ...]:
-        """Where its meaning differs from the catalogue's and is translated."""
+        """Say where its conventions differ from the catalogue's, and are translated."""
         return ()
 
     def function(self, op: Op) -> Function:

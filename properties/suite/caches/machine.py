@@ -636,7 +636,7 @@ class KVMachine(RuleBasedStateMachine):
         return calls
 
     def attention_that_refuses(self) -> None:
-        """What only the attention rejects: nothing has been appended then."""
+        """Refuse what the attention alone rejects: the cache has appended nothing then."""
         cache = self.cache
         if self.fits([1] * self.batch):
             q, k, v = self.draw_tokens(1, 0)

@@ -61,7 +61,7 @@ def test_keys_of_selected_attention_have_boundaries_of_their_own() -> None:
 
 
 def test_decoding_refuses_a_window_of_no_keys() -> None:
-    """Of which fla documents zeros."""
+    """fla documents zeros for such a window."""
     load("fla", torch.device("cpu"))
     x = torch.ones(1, 1, 1, 16)
     decoding = implementations()[0]["attention"]["decoding"].function

@@ -71,7 +71,7 @@ def boundaries(
 
 
 def at(x: Tensor, *indices: Tensor) -> Tensor:
-    """Elements of a tensor, of which a size of 1 stands for all."""
+    """Elements of a tensor, in which a dim of size 1 stands for any size."""
     return x[tuple(0 if n == 1 else i for n, i in zip(x.shape, indices, strict=True))]
 
 

@@ -109,7 +109,7 @@ def _mamba2() -> Implementation:
 
 
 def _mamba2_in_the_mixer(model: str, mixer: str) -> Implementation:
-    """The scan of a layer, of which projections, convolution and norm are left out."""
+    """The scan of a layer, without its projections, convolution and norm."""
     forward = unwrap(getattr(model_of(model), mixer).torch_forward)
 
     def mamba2(

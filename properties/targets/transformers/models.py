@@ -32,7 +32,7 @@ def _twice(x: Tensor) -> Tensor:
 def _heads_first(
     model: ModuleType, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """As a model calls it: `[B, H, T, D]`, and every cosine for both halves."""
+    """Call it as a model does: `[B, H, T, D]`, and every cosine for both halves."""
     q, k = model.apply_rotary_pos_emb(
         q.transpose(1, 2), k.transpose(1, 2), _twice(cos), _twice(sin)
     )
@@ -42,7 +42,7 @@ def _heads_first(
 def _of_esm(
     model: ModuleType, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """As llama; releases before 5.1 turn one tensor at a time."""
+    """Call it as for llama; releases before 5.1 turn one tensor at a time."""
     if "k" in signature(model.apply_rotary_pos_emb).parameters:
         return _heads_first(model, q, k, cos, sin)
     cos, sin = (_twice(x)[:, None] for x in (cos, sin))

@@ -1,4 +1,4 @@
-"""The gradient of attention to three blocks of keys, of which a query of one token sees one."""
+"""The gradient of attention to three blocks of keys, where one token sees one of them."""
 
 import torch
 import triton

@@ -68,7 +68,7 @@ def _of_a_lost_state(given: Given) -> float:
 
 
 def _elements(given: Given) -> int:
-    """Of the largest tensor."""
+    """The number of elements of the largest tensor."""
     return max(x.numel() for x in given.values() if isinstance(x, Tensor))
 
 

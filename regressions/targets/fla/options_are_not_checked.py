@@ -1,4 +1,4 @@
-"""An activation that does not exist is none."""
+"""An activation that does not exist counts as no activation."""
 
 import torch
 from fla.modules.convolution import causal_conv1d

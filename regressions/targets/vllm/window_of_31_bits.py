@@ -1,4 +1,4 @@
-"""Of one key a query gets the value, however wide the window is."""
+"""A query that sees one key returns its value, however wide the window is."""
 
 import torch
 from vllm.v1.attention.ops.triton_prefill_attention import context_attention_fwd
