@@ -27,6 +27,7 @@ INSTALLED = frozenset({"site-packages", "dist-packages"})
 Bound = tuple[str, str]
 
 
+@cache
 def path_of(module: str) -> Path | None:
     """The file of a module of this project or of code beside it; None for an installed one."""
     if is_ours(module):
@@ -117,9 +118,10 @@ def bound(node: ast.Import | ast.ImportFrom, module: str, tree: ast.AST) -> Iter
 
 def _used(tree: ast.AST, name: str, imported: str) -> Iterator[str]:
     """The used parts of an imported module; for a package of `LISTS`, the names that occur."""
-    uses = [n for n in ast.walk(tree) if isinstance(n, ast.Name) and n.id == name]
-    names = {n.value: n.attr for n in ast.walk(tree) if isinstance(n, ast.Attribute)}
-    if imported in LISTS and uses and all(use in names for use in uses):
+    nodes = [*ast.walk(tree)] if imported in LISTS else []
+    uses = [n for n in nodes if isinstance(n, ast.Name) and n.id == name]
+    names = {n.value: n.attr for n in nodes if isinstance(n, ast.Attribute)}
+    if uses and all(use in names for use in uses):
         yield from (origin_of(imported, names[use]) for use in uses)
     else:
         yield imported
