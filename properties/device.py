@@ -183,8 +183,8 @@ def configured(position: int | None) -> Iterator[None]:
     """Make autotuned kernels run with another config than their first, where no GPU times them.
 
     Args:
-        position: among the configs of different tiles, of which a list starts again after its last;
-            None is the first.
+        position: among the configs of different tiles; a list starts again after its last. None is
+            the first.
     """
     from triton.runtime.autotuner import Autotuner
 
@@ -212,7 +212,7 @@ def keeping_state() -> Iterator[list[str]]:
     another's code does not change how later cases are judged.
 
     Yields:
-        A list that names in the end what of PyTorch's state was changed.
+        A list that in the end names the parts of PyTorch's state that were changed.
     """
     before = {name: read() for name, (read, _) in _STATE.items()}
     folder = _folder()

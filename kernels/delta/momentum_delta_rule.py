@@ -1,7 +1,7 @@
 """The momentum delta rule token by token: one kernel walks with S and M in registers.
 
-A program holds all keys of one head and a tile of values, of which every column of S and M is a
-recurrence of its own:
+A program holds all keys of one head and a tile of values: each column of S and M is a recurrence of
+its own:
 
     u_t = η_t (v_t - S_{t-1}ᵀ p_t)
     M_t = exp(log_mu_t) M_{t-1} + k_t u_tᵀ

@@ -34,9 +34,9 @@ def _pass_states(
 
     It stores the state that each chunk starts from. Forwards x, y, e are k, u, w, and `written =
     u - w S` goes into the state. In reverse they are q, do, k, the states are gradients, a chunk
-    starts at its end, and `written` is the gradient of what was written, of which the part from
-    within the chunk is there already. Gates per channel have decayed x, and a chunk lets `passed`
-    of each channel through.
+    starts at its end, and `written` is the gradient of what was written: the kernel adds to the
+    part from within the chunk. Gates per channel have decayed x, and a chunk lets `passed` of each
+    channel through.
 
     FUSED, it does what `kernels.linear.chunk` has another kernel for: forwards it writes o, of
     readers r, and neither states nor `written`, which nothing else reads; in reverse it computes

@@ -13,8 +13,8 @@ def _as_momentum(
     *, q: Tensor, k: Tensor, v: Tensor, theta: Tensor, log_alpha: Tensor | None,
     log_eta: Tensor | None, **given: Any,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    # In float32, as the rule's kernel computes: the gradient of k is the sum of two, of which each
-    # may leave the range of float16.
+    # In float32, as the rule's kernel computes: the gradient of k is a sum of two terms, and
+    # each may leave the range of float16.
     dtype = q.dtype
     q, k, v, rate = q.float(), k.float(), v.float(), 2 * theta.float()
     gates = [x if x is None else x.float() for x in (log_alpha, log_eta)]

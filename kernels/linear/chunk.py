@@ -162,7 +162,7 @@ def _pass_states(
     With a delta rule (see `kernels.delta.chunk`) a program holds all keys, as PARTS tiles: a
     product with all of them at once would take too many registers. Forwards y is u, and
     `written = u - w S` is what goes into the state, e being w. In reverse `written` is the gradient
-    of that, of which the part from within the chunk is there already, and e is k.
+    of that, the kernel adds to the part from within the chunk, and e is k.
     """
     key_tiles, value_tiles = tl.cdiv(key_dim, PARTS * BK), tl.cdiv(value_dim, BV)
     key_tile, value_tile, head, sequence = locate_tile(heads, key_tiles, value_tiles)
@@ -563,11 +563,11 @@ def decay_within(
     fine: bool = False,
     pieces: bool = False,
 ) -> tuple[Recurrence, Tensor | None, Tensor | None]:
-    """The recurrence of gates per channel. Of a delta rule with readers `e [B, T, H, K]` also
-    `exp(P) ∘ e` and the overlaps `[chunks, H, C, C]` in float32, of use below the diagonal.
+    """The recurrence of gates per channel. For a delta rule with readers `e [B, T, H, K]` also
+    `exp(P) ∘ e` and the overlaps `[chunks, H, C, C]` in float32, valid below the diagonal.
 
     Args:
-        reads_only: no states are made of q, and nothing of e but products, which round them.
+        reads_only: q and e enter products alone, which round them, and no states.
         fine: A is an exponent, and its operands are not rounded. The decayed keys are in pieces,
             see `primitives.pieces`.
         pieces: then so are the decayed queries.

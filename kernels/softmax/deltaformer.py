@@ -164,7 +164,7 @@ def _send_back(
     PACKED: tl.constexpr, DTYPE: tl.constexpr,
     C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
-    """da and dv [B, T, H, V] of a slice of values of one chunk, of which later ones are done."""
+    """da and dv [B, T, H, V] of a slice of values of one chunk; those of later chunks are done."""
     parts = tl.cdiv(value_dim, BV)
     values = tl.program_id(0) % parts * BV + tl.arange(0, BV)
     head = (tl.program_id(0) // parts % heads).to(tl.int64)
@@ -268,8 +268,8 @@ def _by_query(
     P = _weights(x, factor, rows[:, None] > rows[None, :], row_max, weight_sum)
     dp = _of_values(da, u, stride_v, left, left, value_dim, DTYPE, C, BV)
     of_read = tl.sum(P * dp, 1)
-    # A sum over keys of its own: beside da · a, of which a is rounded, a weight of 1 would leave
-    # what rounding leaves.
+    # A sum over keys of its own: less da · a, whose a is rounded, a weight of 1 would leave the
+    # rounding error.
     for step in tl.range(1, before // C + 1, disable_licm=True):
         back = tl.cast(step, tl.int64) * C
         x = dot_rows(q, k - back * stride_k, stride_k, stride_k, left, C, key_dim, DTYPE, C, BK)

@@ -246,7 +246,7 @@ def add_levels(
     cu_seqlens_q: Tensor | None,
     cu_seqlens_k: Tensor | None,
 ) -> Tensor:
-    """dg [B, T, H] in float64, from parts [1 + L, B, H, T], of which only the first is filled.
+    """dg [B, T, H] in float64, from parts [1 + L, B, H, T], whose first alone is filled.
 
     Args:
         rows, columns: sums of dS over the left, the right half, [L, B, H, T_q] and [L, B, H, T].

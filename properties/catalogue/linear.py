@@ -134,7 +134,7 @@ RWKV6 = declare(
     recipes=_RECIPES,
 )
 
-# Logits are sums of keys that slots take, times values of a state: no number of them is bounded.
+# Logits are sums of keys that slots take, times values of a state: neither is bounded.
 GSA = declare(
     reference.gsa,
     wraps=GLA,

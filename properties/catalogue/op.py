@@ -99,7 +99,7 @@ class Option:
     Args:
         draw: given the case so far, a strategy of JSON values.
         bad: values that must be refused.
-        number: a number in every call, of which None is one: no program is specialised on it.
+        number: a number in every call, and None stands for one: no program is specialised on it.
         auxiliary: it asks for one more output and may not change the others.
         exact: values with which the results of small integers are not rounded; every case of
             integers has the value, if there is one alone. Empty for any value.

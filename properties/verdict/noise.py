@@ -152,7 +152,7 @@ class Rounding(TorchDispatchMode):
         return squares.as_strided(dp.shape, dp.stride())
 
     def _factors_of(self, y: Tensor) -> tuple[Any, Tensor, Tensor] | None:
-        """Operation and operands of a recent product, of which `y` may be a view, or masked."""
+        """Operation and operands of a recent product; `y` may be a view of it, or masked."""
         for result, *factors in self.products:
             if result.data_ptr() == y.data_ptr() and result.numel() == y.numel():
                 return factors[0], factors[1], factors[2]

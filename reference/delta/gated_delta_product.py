@@ -69,8 +69,8 @@ def gated_delta_product(
         S_t  = S_tJ
         o_t  = scale · S_tᵀ q_t             (read after the last write)
 
-    It is `gated_delta_rule` over J T tokens, of which the first of each J has the decay and the
-    last is read. J has an axis of its own here; libraries put the steps of a token on rows beside
+    It is `gated_delta_rule` over J T tokens: the first of each J has the decay, and the last is
+    read. J has an axis of its own here; libraries put the steps of a token on rows beside
     each other, T J of them. Stable where `gated_delta_rule` is.
 
     Args:

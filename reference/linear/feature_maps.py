@@ -65,7 +65,7 @@ def _run(form: Form, sizes: dict[str, int], x: Tensor, kind: str, nu: int) -> Te
 
 @op(features, elements, run=_run, outputs=("y",))
 def feature_map(x: Float[Tensor, "B T H D"], kind: str, *, nu: int = 1) -> Float[Tensor, "B T H F"]:
-    """Features φ(x) of queries or keys, of which linear attention takes φ(q) · φ(k) for a weight.
+    """Features φ(x) of queries or keys: linear attention weighs a pair by φ(q) · φ(k).
 
         elu        φ_d = elu(x_d) + 1                                       F = D
         relu       φ_d = max(x_d, 0)                                        F = D

@@ -88,7 +88,7 @@ def _shared_exponent(kernel: Kernel, given: Given) -> Outputs:
 
 
 def _with_the_last(saved: Tensor) -> Tensor:
-    """All states, of which RWKV-4 saves a view without the last and reads that as well."""
+    """All states: RWKV-4 saves a view without the last one, and reads that one as well."""
     if saved.ndim != 4:
         return saved
     B, three, T, D = saved.shape

@@ -44,7 +44,7 @@ _CHUNKED = "chunked_prefill_paged_decode:chunked_prefill_paged_decode"
 _PREFILL = "triton_prefill_attention:context_attention_fwd"
 _DECODE = "triton_decode_attention:decode_attention_fwd"
 _MERGE = "triton_merge_attn_states:merge_attn_states"
-# Keys of a tile, of which the block table is read whole.
+# Keys of a tile: the kernel reads the block table for all of them.
 _TILE = 32
 _PAGES = changed_dims("C", lambda n: n if n in (16, 32, 64) else 16 << n % 3)
 # What `unified_attention` learned after its first releases, by its own names.

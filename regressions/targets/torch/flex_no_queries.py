@@ -1,4 +1,4 @@
-"""A score_mod looks up what belongs to a query, and there are none."""
+"""A score_mod looks up what belongs to a query, in a call without queries."""
 
 import warnings
 

@@ -1,4 +1,4 @@
-"""Queries of width 3 and keys of width 2, of which there are none."""
+"""Queries of width 3, and no keys, of width 2."""
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel

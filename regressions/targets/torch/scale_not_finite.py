@@ -1,4 +1,4 @@
-"""A scale of NaN is no number, and the flash kernel's result is."""
+"""With a scale of NaN the flash kernel returns a finite number."""
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel

@@ -1,4 +1,4 @@
-"""A batch of no sequences, of which a dim of -1 is any number of chunks."""
+"""A batch of no sequences, in which a dim of -1 may be any number of chunks."""
 
 import torch
 from transformers.models.qwen3_next.modeling_qwen3_next import torch_chunk_gated_delta_rule
