@@ -77,22 +77,26 @@ def with_table(text: str) -> str:
     return f"{before}{BEGIN}\n{table()}\n{END}{after}"
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     parse = argparse.ArgumentParser(prog="python -m properties.table", description=__doc__)
     what = parse.add_mutually_exclusive_group()
     what.add_argument("--write", type=Path, metavar="FILE", help="put the table into FILE")
     what.add_argument(
         "--check", type=Path, metavar="FILE", help="exit with 1 if the table of FILE is not current"
     )
-    chosen = parse.parse_args()
+    chosen = parse.parse_args(arguments)
     path = chosen.write or chosen.check
+    option = "--write" if chosen.write else "--check"
     if path is None:
         print(table())
         return 0
     if not path.is_file():
-        parse.error(f"{path}: no such file, expected a document with a table")
-    text = path.read_text()
-    current = with_table(text)
+        parse.error(f"{option}: {path}, expected a document with a table")
+    try:
+        text = path.read_text()
+        current = with_table(text)
+    except (OSError, ValueError) as error:
+        parse.error(f"{option}: {path}: {error}")
     if chosen.write:
         path.write_text(current)
     elif text != current:

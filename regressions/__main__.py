@@ -55,14 +55,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = parse.parse_args(arguments)
     wanted = tuple(chosen.names) or ("",)
     try:
+        if chosen.target != "ours" and not chosen.module:
+            raise ValueError("--target: expected with --module, which says whose bugs are run")
+        device = activate(chosen.device)
         every = bugs_in(chosen.module) if chosen.module else known_bugs()
         if chosen.target != "ours":
-            load(chosen.target, activate(chosen.device))
+            load(chosen.target, device)
+        for start in wanted:
+            if not any(name.startswith(start) for name in every):
+                raise ValueError(f"NAME: {start!r}, expected the start of a known bug's name")
     except ValueError as error:
         parse.error(str(error))
     bugs = {name: bug for name, bug in every.items() if name.startswith(wanted)}
-    if not bugs:
-        parse.error(f"NAME: {' '.join(wanted)}, expected the start of a known bug's name")
     started = monotonic()
     try:
         results = run_both_ways(bugs, chosen.device, chosen.jobs, chosen.target)

@@ -30,8 +30,22 @@ def test_a_bug_that_is_missed_or_cannot_be_planted_is_trouble(
     assert any(line.startswith("linear.stale could not be tried: before:") for line in rest)
 
 
-def test_a_name_that_no_bug_has_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["linear", "no.such.bug"], "NAME: 'no.such.bug', expected the start of a known bug's"),
+        (["--target", "oracle"], "--target: expected with --module, which says whose bugs"),
+        (["--device", "cuda"], "device: 'cuda', but torch finds no GPU"),
+    ],
+)
+def test_arguments_that_make_no_run_are_refused(
+    arguments: list[str],
+    told: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     with pytest.raises(SystemExit) as refused:
-        command.main(["no.such.bug"])
+        command.main(arguments)
     assert refused.value.code == 2
-    assert "NAME: no.such.bug, expected the start of a known bug's name" in capsys.readouterr().err
+    assert told in capsys.readouterr().err

@@ -25,6 +25,7 @@ from properties.targets import NAMES, Target
 
 # Options of what is drawn, and of what is kept of it.
 _OF_DRAWING = ("op", "mode", "dtype", "seed", "jobs", "ray", "record", "resume", "report")
+_FINDINGS = Path("findings")
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,8 @@ class Options:
                 of --record that is none.
         """
         beside = [name for name in _OF_DRAWING if getattr(self, name) not in (None, [])]
+        beside += [] if self.shrink else ["no-shrink"]
+        beside += [] if self.findings == _FINDINGS else ["findings"]
         if self.case is not None and beside:
             raise ValueError(f"--{beside[0]}: not allowed with --case, which is not drawn")
         try:
@@ -210,9 +213,9 @@ def _add_processes(parse: argparse.ArgumentParser) -> None:
 def _add_files(parse: argparse.ArgumentParser) -> None:
     text = (
         "folder for a file of each finding: a regression, or an entry of the target's ledger "
-        "(default: findings)"
+        "(default: %(default)s)"
     )
-    parse.add_argument("--findings", type=folder, default="findings", help=text)
+    parse.add_argument("--findings", type=folder, default=str(_FINDINGS), help=text)
     text = "add the examples and the largest error / budget of every op and dtype to FILE"
     parse.add_argument("--record", type=file, metavar="FILE", help=text)
     text = (

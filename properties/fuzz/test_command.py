@@ -57,6 +57,8 @@ def leaving(device: object) -> object:
         (["--case", "x"], "case: 'x', expected the JSON object of a case"),
         (["--case", _CASE, "--op", "l2norm"], "--op: not allowed with --case, which is not drawn"),
         (["--case", _CASE, "--resume", "kept"], "--resume: not allowed with --case"),
+        (["--case", _CASE, "--no-shrink"], "--no-shrink: not allowed with --case"),
+        (["--case", _CASE, "--findings", "kept"], "--findings: not allowed with --case"),
         (["--case", _CASE, "--minutes", "1"], "--minutes: not allowed with argument --case"),
         (["--case", _CASE.replace('"H":1,', "")], "case: no H among its dims"),
         (["--case", _CASE.replace("float32", "float64")], "case: dtype: 'float64', expected"),

@@ -18,6 +18,9 @@ from properties.mutants.semantic import SEMANTIC
 from properties.mutants.triggers import run as triggers
 from properties.targets import NAMES
 
+# Options that mean nothing where nothing is planted.
+_OF_MUTANTS = ("module", "within", "operator", "semantic", "listed", "fresh")
+
 
 @dataclass(frozen=True)
 class Options:
@@ -93,6 +96,8 @@ class Options:
             ValueError: the files have other contents, the run uses only part of the suite, or it
                 does not have such a kind of mistakes.
         """
+        if self.night:
+            raise ValueError("--night: expected with --triggers")
         if self.record is not None:
             _check_folder(self.record, self, ("op", "mode", "law", "dtype", "operator"))
             path, path_of_killers = recorded(self.record, semantic=self.semantic)
@@ -108,8 +113,14 @@ class Options:
         """Check what `--record` replaces with `--triggers`.
 
         Raises:
-            ValueError: the file has other contents, or the run uses only part of the suite.
+            ValueError: the file has other contents, the run uses only part of the suite, or an
+                option is about mutants.
         """
+        for name in _OF_MUTANTS:
+            if getattr(self, name):
+                raise ValueError(f"--{name}: beside --triggers, which plants nothing")
+        if self.target != "ours":
+            raise ValueError("--target: beside --triggers, expected our kernels")
         if self.record is not None:
             _check_folder(self.record, self, ("mode", "law", "dtype"))
             triggers.read(self.record / triggers.PATH.name)

@@ -134,6 +134,22 @@ def test_killers_are_recorded_in_an_existing_folder(
 
 
 @pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (["--night", "3"], "--night: expected with --triggers"),
+        (["--triggers", "--semantic"], "--semantic: beside --triggers, which plants nothing"),
+        (["--triggers", "--within", "kernels"], "--within: beside --triggers"),
+        (["--triggers", "--target", "oracle"], "--target: beside --triggers, expected our kernels"),
+    ],
+)
+def test_options_of_another_way_to_run_are_rejected(
+    given: list[str], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--cache", str(tmp_path), *given]) == 2
+    assert told in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
     ("option", "expected"),
     [("--json", "a file in a folder that exists"), ("--equivalents", "a file that can be read")],
 )

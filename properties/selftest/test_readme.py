@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from properties.laws import LAWS
+from properties.table import main as table
 from properties.table import with_table
 from properties.targets.ledger import read
 
@@ -29,6 +30,20 @@ CONTRIBUTING = ROOT / "CONTRIBUTING.md"
 def test_table_of_ops_is_current() -> None:
     text = OPS_TABLE.read_text()
     assert text == with_table(text), "run python -m properties.table --write properties/README.md"
+
+
+@pytest.mark.parametrize(
+    ("name", "told"), [("none.md", "a document with"), ("LICENSE", "no table")]
+)
+def test_a_document_without_a_table_is_refused(
+    name: str, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as refused:
+        table(["--check", str(ROOT / name)])
+    assert refused.value.code == 2
+    message = capsys.readouterr().err
+    assert f"--check: {ROOT / name}" in message
+    assert told in message
 
 
 def test_contributing_explains_every_law_once() -> None:

@@ -59,7 +59,11 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error(f"script: {chosen.script}, expected a file")
     options = {"slab": chosen.slab, "order": chosen.order, "tf32": chosen.tf32}
     options |= {"unwritten": chosen.unwritten, "index_bits": chosen.index_bits}
-    install(**options, checks=not chosen.no_checks, **({"dump": True} if chosen.dump else {}))
+    options |= {"checks": not chosen.no_checks} | ({"dump": True} if chosen.dump else {})
+    try:
+        install(**options)
+    except ValueError as error:
+        parser.error(str(error))
     sys.argv = [str(chosen.script), *chosen.arguments]
     sys.path.insert(0, str(chosen.script.resolve().parent))
     try:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from properties.simulator.__main__ import main
+
 SCRIPT = """
 import sys, torch, triton, triton.language as tl
 
@@ -21,6 +23,13 @@ y = torch.empty_like(x)
 add[(triton.cdiv(len(x), 16),)](x, y, len(x), B=16)
 print(torch.equal(y, x + 1))
 """
+
+
+def test_an_option_out_of_range_is_rejected(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--index-bits", "1", __file__])
+    assert ended.value.code == 2
+    assert "index_bits: 1, expected 2 to 32" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("size", "status"), [("32", 0), ("40", 1)])
