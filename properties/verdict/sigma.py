@@ -1,9 +1,11 @@
 """The standard deviation of an oracle's results under random roundings.
 
-A few perturbed runs tell little about one element, so the variance is pooled over the last dim; an
-element that scatters more than its row keeps its own. A sum of few squares may be small by chance,
-so the variance is divided by the 0.1 % quantile of chi-square over its degrees of freedom (Wilson
-and Hilferty).
+A few perturbed runs tell little about one element, so its variance is that of its row, the last
+dim, or its own if that is larger. A sum of few squares may be small by chance, so the variance is
+divided by the 0.1 % quantile of chi-square over its degrees of freedom (Wilson and Hilferty).
+
+With fewer than `DRAWS` runs it is a lower bound instead: the variance of the row, divided by the
+99.9 % quantile of one element.
 """
 
 import math
@@ -23,11 +25,12 @@ Tensors = Mapping[str, Tensor]
 OracleFunction = Callable[[Tensors], dict[str, Tensor]]
 
 DRAWS = 12
-# Enough perturbed runs to accept most results, and to meet rare deviations: see `budgets`.
+# Enough perturbed runs to accept most results.
 FEW_DRAWS = 4
+# Enough to meet rare deviations: see `budgets`.
 MANY_DRAWS = 96
-# Numbers that an operation of simultaneous runs may make, and that they may keep for gradients.
-# Below the first the overhead of an operation dominates, above it memory does.
+# The most numbers that an operation on simultaneous runs makes: with fewer its overhead dominates,
+# with more its memory. And the most that these runs keep for gradients.
 _AT_ONCE, _KEPT = 2**17, 2**22
 # Narrower rows, and smaller differences, tell nothing about a systematic loss: once the part
 # proportional to the result is removed, only the rounding of that subtraction remains.
@@ -48,9 +51,10 @@ class Spread:
 
     Args:
         sigma: standard deviation, by element.
-        largest: the largest deviation, by element.
+        largest: the largest deviation, by element; 0 with fewer than `DRAWS` runs.
         loss_limit: limit of the mean of |error|/sigma over the tensor: its mean in the perturbed
-            runs plus six standard deviations, scaled to a kernel's roundings.
+            runs plus six standard deviations, scaled to a kernel's roundings. Infinite where that
+            mean tells nothing.
         between_forms: how far apart the exact runs of the oracle's two forms are, by element.
     """
 
@@ -74,9 +78,11 @@ def sigma(
     """Perturb every intermediate of an oracle by its rounding, and return the spread of results.
 
     Args:
-        draws: number of perturbed runs. With fewer than `DRAWS`, underestimate instead: divide by
-            the 99.9 % quantile of a row with one element, and give no element more than its row.
-        The rest as in `budgets`.
+        oracle, tensors, want, how, size, steps, seed: as in `budgets`.
+        draws: number of perturbed runs. With fewer than `DRAWS` the spreads are lower bounds.
+
+    Returns:
+        A spread for every name in `want`.
     """
     # Centre on its own exact run: a difference between the oracle's forms is no rounding.
     centre = {name: y for name, y in oracle(tensors).items() if name in want}
