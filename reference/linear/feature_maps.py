@@ -46,7 +46,8 @@ def elements(x: Tensor, kind: str, nu: int) -> Tensor:
         both = torch.stack([x, -x], dim=-2) - torch.logsumexp(cosh, -1)[..., None, None]
         return torch.exp(both).flatten(-2)
     if kind == "dpfp":
-        r = torch.cat([above, above - x], dim=-1)
+        # Not above - x, whose gradient at 0 is -1.
+        r = torch.cat([above, -x * (x < 0)], dim=-1)
         j, i = torch.arange(2 * D, device=x.device), torch.arange(nu, device=x.device)[:, None] + 1
         return (r[..., :, None] * r[..., None, :])[..., j, (j - i) % (2 * D)].flatten(-2)
     u = torch.nn.functional.pad(x / D**0.25, (1, 0), value=1.0)

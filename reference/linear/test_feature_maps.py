@@ -66,3 +66,12 @@ def test_bad_options_are_refused(form: Form) -> None:
         form(x, "gelu")
     with pytest.raises(ValueError, match="nu: 0, expected at least 1"):
         form(x, "dpfp", nu=0)
+
+
+@both_forms
+@pytest.mark.parametrize(("kind", "slope"), [("elu", 1.0), ("relu", 0.0), ("dpfp", 0.0)])
+def test_gradient_where_it_jumps(form: Form, kind: str, slope: float) -> None:
+    """At 0 beside a number, which `dpfp` multiplies it with."""
+    x = rows([1.0, 0.0])[None, :, None].requires_grad_()
+    (dx,) = torch.autograd.grad(form(x, kind, nu=3).sum(), x)
+    assert float(dx.flatten()[1]) == slope
