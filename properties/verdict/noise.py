@@ -31,7 +31,18 @@ _EXACT = frozenset([
 _PRODUCTS = frozenset(["mm", "bmm", "mv", "dot"])
 _SUMS = frozenset(["sum", "cumsum", "mean"])
 # Functions whose error on a GPU is relative to 1 if their value is small.
-_OF_ORDER_ONE = frozenset(["log", "log2", "log1p", "logsumexp", "logcumsumexp", "tanh", "sigmoid"])
+_OF_ORDER_ONE = frozenset(
+    [
+        "log",
+        "log2",
+        "log1p",
+        "logaddexp",
+        "logsumexp",
+        "logcumsumexp",
+        "tanh",
+        "sigmoid",
+    ]
+)
 
 # Times this, every number but 0 exceeds any underflow.
 _HUGE = 2.0**1000

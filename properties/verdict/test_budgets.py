@@ -97,6 +97,18 @@ def test_noise_of_a_float32_sum_grows_with_its_terms_and_their_size() -> None:
     assert float(scatter(lambda: x.sum(1), FLOAT32)) == pytest.approx(expected, rel=0.2)
 
 
+@pytest.mark.parametrize("name", ["logaddexp", "logsumexp", "log_of_sum"])
+def test_noise_of_a_logarithm_of_a_sum_does_not_shrink_where_it_is_0(name: str) -> None:
+    x = torch.full((1, 2), -math.log(2), dtype=torch.float64)
+    forms = {
+        "logaddexp": lambda: torch.logaddexp(x[:, 0], x[:, 1]),
+        "logsumexp": lambda: torch.logsumexp(x, 1),
+        "log_of_sum": lambda: x.exp().sum(1).log(),
+    }
+    assert float(forms[name]().abs()) < 1e-15
+    assert 0.9 * 2.0**-24 < float(scatter(forms[name], FLOAT32)) < 4 * 2.0**-24
+
+
 def test_zeros_infinities_views_and_copies_are_not_disturbed() -> None:
     x = torch.tensor([0.0, math.inf, -math.inf, 2.0], dtype=torch.float64)
     with Rounding(FLOAT16, torch.Generator()):
