@@ -23,8 +23,6 @@ from properties.verdict.sigma import DRAWS, FEW_DRAWS, MANY_DRAWS
 # Beyond this many numbers, in some tens of tensors each, the form over all pairs of tokens, whose
 # budgets are sharper, may not fit into memory.
 _MOST_WORK = 1e7
-# Up to this many times its budget an error may be a rare deviation, which few perturbed runs miss.
-_RARE = 8.0
 
 
 def compare_with_oracle(
@@ -89,8 +87,6 @@ def _within_a_budget(
     comparisons: list[Comparison] = []
     allowed: dict[str, Budget] = {}
     for draws, form in attempts:
-        if draws == MANY_DRAWS and max(one.ratio for one in comparisons) > _RARE:
-            break
         key = *of_budgets, draws, form is quiet
         allowed = recall(key, partial(call.budgets, precision, form=form, draws=draws))
         comparisons = _compared(got, call.want, allowed)

@@ -21,10 +21,13 @@ rounding (see `noise`):
     |error| <= max(z·σ, the largest deviation of a perturbed run) + u_out·|y| + tiny
 
 Few runs miss what happens rarely: a softmax whose logits are rounded by more than the difference of
-its two largest may choose the other key. `MANY_DRAWS` are for results that fewer would refuse. Nor
-is the error of such a softmax least where the noise is: a row of equal logits keeps the gradient of
-every key only as long as the noise is below 1. So a result that is still refused gets the larger of
-its budgets for all ways to store operands, see `precision.finer_than`.
+its two largest may choose the other key. And z·σ is what an error of z standard deviations costs
+only where the result is linear in it: a logit that is off by 3 multiplies its weight by 20, however
+small that was, and one that is off by 30 takes it all. `MANY_DRAWS` are for results that fewer
+would refuse; most of them have outliers of 6 standard deviations. Nor is the error of such a
+softmax least where the noise is: a row of equal logits keeps the gradient of every key only as long
+as the noise is below 1. So a result that is still refused gets the larger of its budgets for all
+ways to store operands, see `precision.finer_than`.
 
 `rules` says which rule applies when, and with which z. The oracle is known only as well as its two
 forms agree in float64: where a sum of theirs cancels to 0, one may give 0 and the other 1e-19. That

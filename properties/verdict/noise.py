@@ -50,19 +50,27 @@ _HUGE = 2.0**1000
 _POOL = 2**20 + 7
 _PIECE = 2**19
 
+# An outlier in standard deviations, the z of `budgets.rules`; and how many numbers are outliers:
+# few, since weights of a softmax that grow together grow less.
+_OUTLIER, _OUTLIERS = 6.0, 1 / 16
+
 
 @functools.cache
-def _pool() -> Tensor:
+def _pool(outliers: bool) -> Tensor:
     """Gaussian numbers, drawn once because drawing dominates the cost."""
     generator = torch.Generator().manual_seed(0)
-    return torch.randn(_POOL, dtype=torch.float64, generator=generator)
+    numbers = torch.randn(_POOL, dtype=torch.float64, generator=generator)
+    if not outliers:
+        return numbers
+    chosen = torch.rand(_POOL, generator=generator) < _OUTLIERS
+    return torch.where(chosen, numbers.sign() * _OUTLIER, numbers)
 
 
 # A case has a few units, and float32 logits one for each number of terms.
 @functools.lru_cache(maxsize=8)
-def _factors(unit: float) -> Tensor:
+def _factors(unit: float, outliers: bool) -> Tensor:
     """`1 + unit xi` for every xi of the pool."""
-    return 1.0 + unit * _pool()
+    return 1.0 + unit * _pool(outliers)
 
 
 class Rounding(TorchDispatchMode):
@@ -74,10 +82,10 @@ class Rounding(TorchDispatchMode):
         y + xi · (u sqrt(Σ x_i²) + 2^-24 sqrt(n) Σ |x_i|)                 sums of n terms
         y + xi · (u sqrt(2 Σ a_i² b_i²) + 2^-24 sqrt(n) Σ |a_i b_i|)      sums of n products
 
-    xi is standard gaussian, from a random place of a large pool for each result, and u the unit
-    round-off of the storage. A sum of products rounds its operands and keeps partial sums in
-    float32. Unlike |y| its noise does not shrink when the sum cancels, because kernels may form the
-    sum in another order: q · (Σ k v) for Σ (q · k) v.
+    xi is standard gaussian, from a random place of a large pool for each result, or with `outliers`
+    one in 16 times 6 or -6; u is the unit round-off of the storage. A sum of products rounds its
+    operands and keeps partial sums in float32. Unlike |y| its noise does not shrink when the sum
+    cancels, because kernels may form the sum in another order: q · (Σ k v) for Σ (q · k) v.
 
     With `float32_logits` only the operands of products are stored: u is 2^-23 everywhere else, and
     a product of exactly stored tensors has only its summation error. `bias` enlarges the noise of
@@ -103,6 +111,7 @@ class Rounding(TorchDispatchMode):
         float32_logits: bool = False,
         row_sums: float = 0.0,
         bias: float = 1.0,
+        outliers: bool = False,
     ) -> None:
         super().__init__()
         self.precision = precision
@@ -111,6 +120,7 @@ class Rounding(TorchDispatchMode):
         self.accumulator = bias * ACCUMULATOR
         self.unit = 2 * self.accumulator if float32_logits else precision.unit
         self.row_sums = max(row_sums, self.unit)
+        self.outliers = outliers
         self.underflow = 0.0 if float32_logits else precision.underflow
         # The latest products: result, operation, factors.
         self.products: deque[tuple[Tensor, Any, Tensor, Tensor]] = deque(maxlen=4)
@@ -266,14 +276,14 @@ class Rounding(TorchDispatchMode):
 
     def _scaled(self, y: Tensor, unit: float) -> Tensor:
         """`y + xi · unit |y|` in one pass, without a check for infinities."""
-        return torch.mul(y, self._noise(y.shape, _factors(unit)))
+        return torch.mul(y, self._noise(y.shape, _factors(unit, self.outliers)))
 
     def _noise(self, shape: torch.Size, pool: Tensor | None = None) -> Tensor:
         """A slice of the pool at a random start; several for a large result."""
         count = shape.numel()
         sizes = [_PIECE] * (count // _PIECE) + [count % _PIECE]
         starts = torch.randint(_POOL - _PIECE, (len(sizes),), generator=self.generator)
-        pool = _pool() if pool is None else pool
+        pool = _pool(self.outliers) if pool is None else pool
         pieces = [pool[i : i + n] for i, n in zip(starts.tolist(), sizes, strict=True)]
         return (pieces[0] if len(pieces) == 1 else torch.cat(pieces)).view(shape)
 

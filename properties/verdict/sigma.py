@@ -11,6 +11,7 @@ With fewer than `DRAWS` runs it is a lower bound instead: the variance of the ro
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -27,8 +28,8 @@ OracleFunction = Callable[[Tensors], dict[str, Tensor]]
 DRAWS = 12
 # Enough perturbed runs to accept most results.
 FEW_DRAWS = 4
-# Enough to meet rare deviations: see `budgets`.
-MANY_DRAWS = 96
+# Enough to meet rare deviations, see `budgets`: a number is an outlier of one sign in one of 32.
+MANY_DRAWS = 192
 # The most numbers that an operation on simultaneous runs makes: with fewer its overhead dominates,
 # with more its memory. And the most that these runs keep for gradients.
 _AT_ONCE, _KEPT = 2**17, 2**22
@@ -80,6 +81,7 @@ def sigma(
     Args:
         oracle, tensors, want, how, size, steps, seed: as in `budgets`.
         draws: number of perturbed runs. With fewer than `DRAWS` the spreads are lower bounds.
+            Those beyond `DRAWS` have outliers, and count for the largest deviation only.
 
     Returns:
         A spread for every name in `want`.
@@ -88,11 +90,15 @@ def sigma(
     centre = {name: y for name, y in oracle(tensors).items() if name in want}
     size = max(size, 1.0)
     at_once = max(1, int(min(draws, _AT_ONCE * steps / size, _KEPT / size)))
-    runs = _perturbed(oracle, tensors, centre, how, at_once, draws, seed)
+    perturbed = partial(_perturbed, oracle, tensors, centre, how, at_once)
+    runs = perturbed(min(draws, DRAWS), seed)
+    rare = perturbed(draws - DRAWS, seed, outliers=True) if draws > DRAWS else {}
     spreads = {}
     for name, y in want.items():
         apart = torch.where(y.isfinite(), (y - centre[name]).abs(), 0.0).nan_to_num()
         spread, largest = _scatter(runs[name], cautious=draws < DRAWS)
+        if name in rare and rare[name].numel():
+            largest = torch.maximum(largest, rare[name].abs().amax(0))
         counted = (spread > 0) & countable(y, spread, how.output_dtypes[name])
         limit = _loss_limit(runs[name], spread, y, counted, how.precision)
         spreads[name] = Spread(spread, largest, limit, apart)
@@ -107,6 +113,8 @@ def _perturbed(
     most: int,
     draws: int,
     seed: int,
+    *,
+    outliers: bool = False,
 ) -> dict[str, Tensor]:
     """The deviations of `draws` perturbed runs, at most `most` at once, from the exact run, stacked
     by result.
@@ -116,7 +124,12 @@ def _perturbed(
     # Float32 intermediates may be biased, as everything is for float32 inputs: see `rules`.
     bias = 1 + math.sqrt(how.terms) / 6 if float32_logits else 1.0
     mode = Rounding(
-        how.precision, generator, float32_logits=float32_logits, row_sums=how.row_sums, bias=bias
+        how.precision,
+        generator,
+        float32_logits=float32_logits,
+        row_sums=how.row_sums,
+        bias=bias,
+        outliers=outliers,
     )
     floating = {n: x for n, x in tensors.items() if x.is_floating_point()}
     shared = {n: x for n, x in tensors.items() if n not in floating}

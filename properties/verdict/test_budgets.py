@@ -65,6 +65,37 @@ def test_many_runs_allow_what_happens_rarely() -> None:
     assert refusing(MANY_DRAWS) < 0.3
 
 
+def test_many_runs_allow_what_a_large_error_multiplies() -> None:
+    """Two logits that err by 1 each: their difference is off by 6 in one of 40000 rows."""
+    s = torch.tensor([[256.0, 249.0]], dtype=torch.float64)
+    tensors = {"s": s, "v": torch.tensor([[0.0], [1.0]], dtype=torch.float64)}
+
+    def oracle(x: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {"o": torch.softmax(x["s"] * 1.0, -1) @ x["v"]}
+
+    want = oracle(tensors)
+    six_off = torch.softmax(s + torch.tensor([0.0, 6.0]), -1)[:, 1:] - want["o"]
+    how = Computation(precision=BFLOAT16, output_dtypes={"o": torch.bfloat16}, terms=2)
+    few, many = (budgets(oracle, tensors, want, how, draws=n)["o"] for n in (DRAWS, MANY_DRAWS))
+    assert few.allowed < six_off < many.allowed
+
+
+def test_outliers_allow_nothing_more_where_the_result_is_linear_in_its_errors() -> None:
+    a, b = normal(33, 16), normal(16, 8, seed=1)
+
+    def oracle(x: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {"o": x["a"] @ x["b"]}
+
+    tensors = {"a": a, "b": b}
+    how = Computation(precision=BFLOAT16, output_dtypes={"o": torch.float32}, terms=16)
+    few, many = (
+        budgets(oracle, tensors, oracle(tensors), how, draws=n)["o"].allowed
+        for n in (DRAWS, MANY_DRAWS)
+    )
+    six = 6.1 * 2.0**-8 * (2 * a.square() @ b.square()).sqrt()
+    assert (many <= torch.maximum(few, six)).all()
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_unit_roundoff_and_underflow_bound_every_rounding(dtype: torch.dtype) -> None:
     x = normal(100_000) * torch.exp2(torch.linspace(-30, 4, 100_000, dtype=torch.float64))
