@@ -33,7 +33,7 @@ def test_table_of_ops_is_current() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "told"), [("none.md", "a document with"), ("LICENSE", "no table")]
+    ("name", "told"), [("none.md", "a document with"), ("CONTRIBUTING.md", "no table")]
 )
 def test_a_document_without_a_table_is_refused(
     name: str, told: str, capsys: pytest.CaptureFixture[str]
