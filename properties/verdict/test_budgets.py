@@ -140,6 +140,15 @@ def test_noise_of_a_logarithm_of_a_sum_does_not_shrink_where_it_is_0(name: str) 
     assert 0.9 * 2.0**-24 < float(scatter(forms[name], FLOAT32)) < 4 * 2.0**-24
 
 
+def test_noise_of_softplus_is_relative_to_its_value() -> None:
+    x = torch.full((1, 2), -20.0, dtype=torch.float64)
+
+    def softplus() -> Tensor:
+        return torch.logaddexp(x, torch.zeros_like(x))
+
+    assert float(scatter(softplus, FLOAT32).max()) < 4 * 2.0**-24 * math.exp(-20)
+
+
 def test_zeros_infinities_views_and_copies_are_not_disturbed() -> None:
     x = torch.tensor([0.0, math.inf, -math.inf, 2.0], dtype=torch.float64)
     with Rounding(FLOAT16, torch.Generator()):
