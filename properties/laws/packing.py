@@ -24,7 +24,7 @@ from properties.laws.expect import compare_with_oracle, expect_identical
 from properties.laws.law import Law, Run, with_own_elements
 from properties.laws.shared_tensors import summed
 
-# Of a pack of several rows.
+# The most tokens of a pack that is made of more than two rows.
 _TOKENS = 1024
 
 
