@@ -4,12 +4,12 @@ from properties.planting.edit import Edit
 from properties.planting.trial import TestAt
 from regressions.known_bug import KnownBug
 
-ANY_ORDER = "properties/suite/test_caches.py::test_any_order_of_calls_matches_the_list_of_tokens"
-CONTIGUOUS = TestAt(f"{ANY_ORDER}[ContiguousMachine]")
-SLIDING = TestAt(f"{ANY_ORDER}[SlidingMachine]")
-RECURRENT = TestAt(f"{ANY_ORDER}[RecurrentMachine]")
-PAGED = TestAt(f"{ANY_ORDER}[PagedMachine]")
-QUANTIZED = TestAt(f"{ANY_ORDER}[QuantizedMachine]")
+CACHES = "properties/suite/test_caches.py"
+CONTIGUOUS = TestAt(f"{CACHES}::test_a_contiguous_cache_in_any_order_of_calls")
+SLIDING = TestAt(f"{CACHES}::test_a_sliding_cache_in_any_order_of_calls")
+RECURRENT = TestAt(f"{CACHES}::test_a_recurrent_cache_in_any_order_of_calls")
+PAGED = TestAt(f"{CACHES}::test_a_paged_cache_in_any_order_of_calls")
+QUANTIZED = TestAt(f"{CACHES}::test_a_quantized_cache_in_any_order_of_calls")
 
 BUGS = {
     "append_past_the_capacity": KnownBug(

@@ -26,6 +26,7 @@ class CrossAttentionMachine(PagedMachine):
     """A second update is refused, by the model too, and queries append nothing."""
 
     kind: ClassVar[type[Any]] = CrossAttentionCache
+    reaches: ClassVar[frozenset[str]] = frozenset({"written twice", "duplicated", "ragged"})
     cache: CrossAttentionCache
     model: Any
 

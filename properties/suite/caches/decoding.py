@@ -29,6 +29,9 @@ class DecodingMachine(RuleBasedStateMachine):
 
     device: ClassVar[torch.device] = torch.device("cpu")
     kind: ClassVar[type[RecurrentCache]] = RecurrentCache
+    reaches: ClassVar[frozenset[str]] = frozenset(
+        {"nothing new", "took back another number of each"}
+    )
     times: ClassVar[int] = 3
     steps: ClassVar[int] = 20
     reached: ClassVar[set[str]] = set()

@@ -27,6 +27,9 @@ OWN_MEMORY = sorted(set(LAYOUTS) - {*SHARING})
 
 class ContiguousMachine(KVMachine):
     kind: ClassVar[type[ContiguousCache]] = ContiguousCache
+    reaches: ClassVar[frozenset[str]] = frozenset(
+        {"no room", "ragged", "nothing new", "cropped", "duplicated"}
+    )
 
     def new(self, room: int, page_size: int) -> KVCache:
         dims = (self.kv_heads, self.key_dim, self.value_dim)
@@ -42,6 +45,16 @@ class ContiguousMachine(KVMachine):
 
 class SlidingMachine(KVMachine):
     kind: ClassVar[type[SlidingWindowCache]] = SlidingWindowCache
+    reaches: ClassVar[frozenset[str]] = frozenset(
+        {
+            "chunk longer than the window",
+            "wrapped",
+            "forgotten",
+            "cropped",
+            "cropped below the forgotten",
+            "ragged",
+        }
+    )
 
     def new(self, room: int, page_size: int) -> KVCache:
         assert self.window is not None
@@ -62,6 +75,16 @@ class SlidingMachine(KVMachine):
 
 class PagedMachine(KVMachine):
     kind: ClassVar[type[PagedCache]] = PagedCache
+    reaches: ClassVar[frozenset[str]] = frozenset(
+        {
+            "no room",
+            "ragged",
+            "cropped",
+            "duplicated",
+            "copied a shared page",
+            "shared a full page that another may write to",
+        }
+    )
     times: ClassVar[int] = 8
     cache: PagedCache
     options: Mapping[str, Any] = MappingProxyType({})
@@ -196,6 +219,17 @@ class QuantizedMachine(PagedMachine):
     """Codes and scales of 8 bits: the tokens, as they are restored, are those of the model."""
 
     kind: ClassVar[type[Any]] = QuantizedCache
+    reaches: ClassVar[frozenset[str]] = frozenset(
+        {
+            "no room",
+            "ragged",
+            "cropped",
+            "duplicated",
+            "copied a shared page",
+            "given scales",
+            "went on with a block",
+        }
+    )
     cache: QuantizedCache
     view_dtype = torch.float32
 

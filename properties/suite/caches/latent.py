@@ -19,6 +19,9 @@ class LatentMachine(PagedMachine):
     """Latents are the keys of one head, rotary keys its values."""
 
     kind: ClassVar[type[Any]] = LatentCache
+    reaches: ClassVar[frozenset[str]] = frozenset(
+        {"no room", "cropped", "duplicated", "copied a shared page", "absorbed", "naive"}
+    )
     cache: LatentCache
 
     def new(self, room: int, page_size: int) -> LatentCache:

@@ -35,6 +35,7 @@ class RecurrentMachine(RuleBasedStateMachine):
 
     device: ClassVar[torch.device] = torch.device("cpu")
     kind: ClassVar[type[RecurrentCache]] = RecurrentCache
+    reaches: ClassVar[frozenset[str]] = frozenset({"between layers", "forgotten"})
     times: ClassVar[int] = 3
     steps: ClassVar[int] = 20
     reached: ClassVar[set[str]] = set()

@@ -30,6 +30,16 @@ class StreamingMachine(KVMachine):
     backs = (1, 2)
 
     kind: ClassVar[type[Any]] = StreamingCache
+    reaches: ClassVar[frozenset[str]] = frozenset(
+        {
+            "wrapped",
+            "past the sinks",
+            "forgotten",
+            "cropped",
+            "cropped below the forgotten",
+            "ragged",
+        }
+    )
     cache: StreamingCache
 
     def new(self, room: int, page_size: int) -> KVCache:
