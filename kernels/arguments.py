@@ -4,6 +4,7 @@ The checks of shapes, dtypes and devices are plain Python over metadata, so `tor
 through them. `check_boundaries` reads data, so only the implementation of a custom op may call it.
 """
 
+import reprlib
 from itertools import pairwise
 
 import torch
@@ -24,10 +25,10 @@ def may_overlap(x: Tensor) -> bool:
 
 
 def describe(x: object) -> str:
-    """`float32[2, 7, 3, 5]` for a tensor, the type's name for anything else."""
+    """`float32[2, 7, 3, 5]` for a tensor, `'x' (str)` for anything else."""
     if isinstance(x, Tensor):
         return f"{str(x.dtype).removeprefix('torch.')}{list(x.shape)}"
-    return type(x).__name__
+    return f"{reprlib.repr(x)} ({type(x).__name__})"
 
 
 def bind_dims(**specs: tuple[Tensor | None, str]) -> dict[str, int]:
@@ -177,7 +178,10 @@ def check_boundaries(name: str, cu_seqlens: Tensor | None, tokens: int) -> int:
         raise ValueError(f"{name}: starts at {bounds[0]}, expected 0")
     for n, (start, stop) in enumerate(pairwise(bounds)):
         if stop < start:
-            raise ValueError(f"{name}: decreases from {start} to {stop} at sequence {n}")
+            raise ValueError(
+                f"{name}: decreases from {start} to {stop} at sequence {n}, "
+                "expected boundaries that never decrease"
+            )
     if bounds[-1] != tokens:
         raise ValueError(f"{name}: ends at {bounds[-1]}, expected the {tokens} tokens given")
     return max((stop - start for start, stop in pairwise(bounds)), default=0)

@@ -137,7 +137,7 @@ def _bind_sequences(arguments: Mapping[str, Any], sizes: dict[str, int]) -> None
     first = next((x for x in arguments.values() if isinstance(x, Tensor)), None)
     if isinstance(cu_seqlens, Tensor) and cu_seqlens.ndim == 1:
         if not len(cu_seqlens):
-            raise ValueError(f"cu_seqlens: {_describe(cu_seqlens)}, expected [N+1]")
+            raise ValueError(f"cu_seqlens: {describe(cu_seqlens)}, expected [N+1]")
         _set_size("N", len(cu_seqlens) - 1, sizes)
     elif cu_seqlens is None and first is not None and first.ndim > 0:
         _set_size("N", first.shape[0], sizes)
@@ -184,11 +184,11 @@ def _mismatch(
         known = {axis: sizes[axis] for axis in _NAME.findall(" ".join(axes)) if axis in sizes}
         where = ", ".join(f"{axis}={size}" for axis, size in known.items())
         return ValueError(
-            f"{name}: {_describe(value)}, expected [{', '.join(axes)}]"
+            f"{name}: {describe(value)}, expected [{', '.join(axes)}]"
             + (f" with {where}" if where else "")
         )
     expected = " or ".join(_describe_kind(kind) for kind in kinds)
-    return TypeError(f"{name}: {_describe(value)}, expected {expected}")
+    return TypeError(f"{name}: {describe(value)}, expected {expected}")
 
 
 def _check_dtypes(arguments: Mapping[str, Any], names: tuple[str, ...]) -> None:
@@ -197,7 +197,7 @@ def _check_dtypes(arguments: Mapping[str, Any], names: tuple[str, ...]) -> None:
         first, model = next(iter(tensors.items()))
         if tensor.dtype != model.dtype:
             raise TypeError(
-                f"{name}: {_describe(tensor)}, expected {_dtype(model)}, the dtype of {first}"
+                f"{name}: {describe(tensor)}, expected {_dtype(model)}, the dtype of {first}"
             )
 
 
@@ -215,7 +215,8 @@ def _dtype(tensor: Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
 
-def _describe(value: object) -> str:
+def describe(value: object) -> str:
+    """`float32[2, 7, 3, 5]` for a tensor, `'x' (str)` for anything else."""
     if isinstance(value, Tensor):
         return f"{_dtype(value)}[{', '.join(map(str, value.shape))}]"
     return f"{reprlib.repr(value)} ({type(value).__name__})"

@@ -4,11 +4,13 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from reference.arguments import describe
+
 
 def check_size(name: str, size: int, least: int = 1) -> int:
     """Refuse anything but an int of at least `least`."""
     if isinstance(size, bool) or not isinstance(size, int):
-        raise TypeError(f"{name}: {type(size).__name__}, expected an int")
+        raise TypeError(f"{name}: {describe(size)}, expected an int")
     if size < least:
         raise ValueError(f"{name}: {size}, expected at least {least}")
     return size
@@ -28,7 +30,7 @@ def token_counts(name: str, count: int | Int[Tensor, " B"], batch: int) -> list[
             raise ValueError(f"{name}: shape {list(count.shape)}, expected [{batch}]")
         counts = [int(c) for c in count.tolist()]
     elif isinstance(count, bool) or not isinstance(count, int):
-        raise TypeError(f"{name}: {type(count).__name__}, expected an int or an integer tensor")
+        raise TypeError(f"{name}: {describe(count)}, expected an int or an integer tensor")
     else:
         counts = [count] * batch
     if min(counts) < 0:
@@ -44,7 +46,7 @@ def sequence_indices(index: Int[Tensor, " M"], batch: int) -> list[int]:
         ValueError: empty, not one-dimensional, or an entry outside [0, batch).
     """
     if not isinstance(index, Tensor) or index.dtype not in (torch.int32, torch.int64):
-        raise TypeError(f"index: {type(index).__name__}, expected an int32 or int64 tensor [M]")
+        raise TypeError(f"index: {describe(index)}, expected an int32 or int64 tensor [M]")
     if index.dim() != 1 or len(index) == 0:
         raise ValueError(f"index: shape {list(index.shape)}, expected [M] with M >= 1")
     indices = [int(n) for n in index.tolist()]

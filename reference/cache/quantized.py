@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from reference.arguments import describe
 from reference.cache.counts import check_size
 from reference.cache.kv import CacheView, KVCache
 
@@ -112,7 +113,7 @@ def _check_scale(name: str, scale: float | None) -> None:
     if scale is None:
         return
     if isinstance(scale, bool) or not isinstance(scale, (int, float)):
-        raise TypeError(f"{name}: {type(scale).__name__}, expected a number or None")
+        raise TypeError(f"{name}: {describe(scale)}, expected a number or None")
     if not 0 <= scale <= torch.finfo(torch.float32).max:
         raise ValueError(f"{name}: {scale}, expected a finite float32 number >= 0")
 

@@ -4,6 +4,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from reference.arguments import describe
 from reference.cache.counts import check_size, sequence_indices, token_counts
 
 
@@ -85,7 +86,7 @@ class RecurrentCache:
         layer = self._check_layer(layer)
         batch = len(self.seen[layer])
         if not isinstance(state, Tensor):
-            raise TypeError(f"state: {type(state).__name__}, expected a tensor [N, ...]")
+            raise TypeError(f"state: {describe(state)}, expected a tensor [N, ...]")
         if state.dim() < 2 or state.shape[0] != batch:
             raise ValueError(f"state: shape {list(state.shape)}, expected [{batch}, ...]")
         old = self.states[layer]
@@ -181,7 +182,7 @@ class RecurrentCache:
     def _check_layer(self, layer: int) -> int:
         # Not left to the list: a negative index would name another layer.
         if isinstance(layer, bool) or not isinstance(layer, int):
-            raise TypeError(f"layer: {type(layer).__name__}, expected an int")
+            raise TypeError(f"layer: {describe(layer)}, expected an int")
         if not 0 <= layer < len(self.states):
             raise ValueError(f"layer: {layer}, expected a layer in [0, {len(self.states)})")
         return layer

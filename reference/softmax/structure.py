@@ -16,6 +16,8 @@ from typing import TypedDict
 import torch
 from torch import Tensor
 
+from reference.arguments import describe
+
 
 class Structure(TypedDict, total=False):
     """Rules by which keys are hidden; an entry that is left out hides nothing.
@@ -100,14 +102,14 @@ def _check_entry(name: str, value: object, shapes: Mapping[str, list[int]]) -> N
     called = f"structure: {name}"
     if name in _SIZES:
         if isinstance(value, bool) or not isinstance(value, int):
-            raise TypeError(f"{called}: {value!r} ({type(value).__name__}), expected int")
+            raise TypeError(f"{called}: {describe(value)}, expected int")
         if value < 1:
             raise ValueError(f"{called}: {value}, expected at least 1")
     elif name not in (*_NUMBERS, "blocks"):
         known = ", ".join(Structure.__annotations__)
         raise ValueError(f"structure: {name!r}, expected some of {known}")
     elif not isinstance(value, Tensor):
-        raise TypeError(f"{called}: {type(value).__name__}, expected a tensor")
+        raise TypeError(f"{called}: {describe(value)}, expected a tensor")
     elif name == "blocks":
         if value.dtype != torch.bool:
             raise TypeError(f"{called}: {value.dtype}, expected bool")

@@ -304,7 +304,7 @@ BAD |= {
             ({"chunk": 0}, ValueError, "structure: chunk: 0, expected at least 1"),
             ({"chunk": 2.0}, TypeError, "structure: chunk: 2.0 (float), expected int"),
             ({"dilation": True}, TypeError, "structure: dilation: True (bool), expected int"),
-            ({"document_ids": [0]}, TypeError, "structure: document_ids: list, expected a tensor"),
+            ({"document_ids": [0]}, TypeError, "structure: document_ids: [0] (list), expected a t"),
             ({"document_ids": IDS.double()}, TypeError, "structure: document_ids: torch.float64"),
             ({"document_ids": IDS[:1]}, ValueError, "structure: document_ids: [1, 7], expected [2"),
             ({"document_ids": IDS - 3}, ValueError, "structure: document_ids: -3, expected at le"),
