@@ -70,7 +70,7 @@ def check_packing(
     cu_seqlens_k = check_cu_seqlens("cu_seqlens_k", cu_seqlens_k, sizes["B"], device)
     if cu_seqlens is None:
         if cu_seqlens_k is not None:
-            raise ValueError("cu_seqlens_k: given without cu_seqlens, expected both or neither")
+            raise ValueError("cu_seqlens_k: given without cu_seqlens, expected cu_seqlens as well")
     elif cu_seqlens_k is None:
         if sizes["T_k"] != sizes["T_q"]:
             raise ValueError(

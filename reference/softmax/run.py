@@ -79,7 +79,7 @@ def queries_and_keys(
     A dense batch yields one of each.
     """
     if cu_seqlens_k is not None and cu_seqlens is None:
-        raise ValueError("cu_seqlens_k: given without cu_seqlens, expected both or neither")
+        raise ValueError("cu_seqlens_k: given without cu_seqlens, expected cu_seqlens as well")
     name_k = "cu_seqlens (for the keys)" if cu_seqlens_k is None else "cu_seqlens_k"
     cu_seqlens_k = cu_seqlens if cu_seqlens_k is None else cu_seqlens_k
     queries = list(sequences(cu_seqlens, q.shape[0], q.shape[1]))

@@ -418,7 +418,7 @@ BAD: dict[str, Bad] = {
     "keys alone packed": (
         {"cu_seqlens_k": torch.tensor([0, 3, 7])},
         ValueError,
-        "cu_seqlens_k: given without cu_seqlens, expected both or neither",
+        "cu_seqlens_k: given without cu_seqlens, expected cu_seqlens as well",
     ),
     "packed batch": ({"cu_seqlens": torch.tensor([0, 5])}, ValueError, "cu_seqlens: given with"),
     "causal": ({"causal": 1}, TypeError, "causal: 1 (int), expected bool"),
