@@ -28,18 +28,18 @@ def recurrent(
 def parallel(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, S: Tensor, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """The triangular system of `gated_delta_rule.second_form` for R T tokens.
+    """The triangular system of `gated_delta_rule.second_form` for J T tokens.
 
-    The first of the R tokens has the decay, and the last has the query.
+    The first of J tokens has the decay, and the last has the query.
 
     Source: Siems et al., arXiv 2502.10297, section 4.
     """
-    R = k.shape[2]
-    last = torch.nn.functional.pad(q[:, :, None], (0, 0, 0, 0, R - 1, 0))
-    first = torch.nn.functional.pad(g[:, :, None], (0, 0, 0, R - 1))
+    J = k.shape[2]
+    last = torch.nn.functional.pad(q[:, :, None], (0, 0, 0, 0, J - 1, 0))
+    first = torch.nn.functional.pad(g[:, :, None], (0, 0, 0, J - 1))
     last, k, v, first, beta = (x.flatten(1, 2) for x in (last, k, v, first, beta))
     o, S = gated_delta_rule.parallel(last, k, v, first, beta, S, scale)
-    return o[:, R - 1 :: R], S
+    return o[:, J - 1 :: J], S
 
 
 def _normalized(run: Run, *, k: Tensor, **arguments: Any) -> tuple[Tensor, Tensor]:
@@ -49,6 +49,8 @@ def _normalized(run: Run, *, k: Tensor, **arguments: Any) -> tuple[Tensor, Tenso
         return run(k=k.unflatten(1, steps), **normalized)
 
     steps = k.shape[1:3]
+    if steps[1] == 0:
+        raise ValueError("k: 0 steps, expected at least 1")
     return normalized_keys(run_steps, k=k.flatten(1, 2), **arguments)
 
 
@@ -80,6 +82,9 @@ def gated_delta_product(
             included. None means no decay.
         cu_seqlens: Boundaries of N packed sequences, in tokens and not in steps; B is then 1. The
             state of an empty sequence passes through. None means N = B sequences.
+
+    Raises:
+        ValueError: no steps (J = 0).
 
     Source: Siems et al., DeltaProduct, arXiv 2502.10297, section 4.
     """

@@ -1,5 +1,6 @@
 from typing import Any
 
+import pytest
 import torch
 
 import reference
@@ -39,3 +40,10 @@ def test_one_step_is_the_gated_delta_rule(form: Form) -> None:
     expected = reference.gated_delta_rule(q, k, v, g, beta, **options)
     got = form(q, k[:, :, None], v[:, :, None], g, beta[:, :, None], **options)
     torch.testing.assert_close(got, expected, rtol=1e-13, atol=1e-13)
+
+
+@both_forms
+def test_no_steps_are_refused(form: Form) -> None:
+    q, k, v = draw(0, 2, 7, 3, 5), draw(1, 2, 7, 0, 3, 5), draw(2, 2, 7, 0, 3, 2)
+    with pytest.raises(ValueError, match="k: 0 steps, expected at least 1"):
+        form(q, k, v)

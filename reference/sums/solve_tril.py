@@ -35,6 +35,8 @@ def series(A: Tensor) -> Tensor:
 def _chunks(A: Tensor) -> Tensor:
     """`[B, T, H, C]` → `[B, T / C, H, C, C]`, strictly lower triangular; rows past T are 0."""
     T, C = A.shape[1], A.shape[-1]
+    if C == 0:
+        raise ValueError("A: no columns (C = 0), expected at least 1")
     whole: Tensor = torch.nn.functional.pad(A, (0, 0, 0, 0, 0, -T % C)).unflatten(
         1, (-(-T // C), C)
     )
@@ -62,6 +64,9 @@ def solve_tril(
 
     Returns:
         X: In the dtype of A.
+
+    Raises:
+        ValueError: no columns (C = 0).
 
     Source: Yang et al., Parallelizing Linear Transformers with the Delta Rule, arXiv 2406.06484,
         section 3.2 (the UT transform).

@@ -80,3 +80,9 @@ def test_means_of_chunks_by_hand(form: Form) -> None:
 def test_means_of_no_tokens_are_refused(form: Form) -> None:
     with pytest.raises(ValueError, match="chunk_size: 0, expected at least 1"):
         form(draw(0, 1, 3, 2, 1), 0)
+
+
+@both_forms_of(reference.solve_tril)
+def test_triangles_without_columns_are_refused(form: Form) -> None:
+    with pytest.raises(ValueError, match="A: no columns"):
+        form(torch.zeros(1, 3, 2, 0))
