@@ -99,7 +99,7 @@ class Registered:
         return o, final_state
 
 
-Within = Callable[[Form], Form]
+Transform = Callable[[Form], Form]
 Around = Callable[..., Results]
 
 
@@ -205,7 +205,7 @@ class ReversibleOptions(_Scale, _States, _Reverse, _Packing, TileOption):
 def recurrence(
     *modules: ModuleType | Mode,
     around: Around | None = None,
-    within: Within | None = None,
+    transform: Transform | None = None,
     saves: bool = False,
     same_dtype: Sequence[str] = ("q", "k", "v"),
     neutral: Mapping[str, float] = MappingProxyType({}),
@@ -217,7 +217,7 @@ def recurrence(
         modules: one for each mode, which has its name.
         around: `(call, **arguments) -> (o, S)`: it calls the mode with arguments of its own choice,
             and may change what that returns.
-        within: changes what a mode computes, its gradients too.
+        transform: changes what a mode computes, its gradients too.
         saves: let modes save what they can for the backward pass, where there will be one.
         same_dtype: tensors that must have one dtype, the first of them setting it. Other inputs
             may be float32 instead, and states are.
@@ -235,8 +235,8 @@ def recurrence(
         if declared != ("auto", *modes):
             raise ValueError(f"{name}: modes {declared}, expected 'auto', {[*modes]}")
         forms = {mode: _of_heads(module, saves) for mode, module in modes.items()}
-        if within is not None:
-            forms = {mode: within(form) for mode, form in forms.items()}
+        if transform is not None:
+            forms = {mode: transform(form) for mode, form in forms.items()}
         for mode, form in forms.items():
             REGISTERED[name, mode] = _register(name, mode, form, parameters, same_dtype, names)
         everything = frozenset().union(*(form.takes for form in forms.values()))

@@ -10,7 +10,7 @@ from kernels.delta.keys import normalized_keys
 from kernels.recurrence import DeltaOptions, recurrence
 
 
-@recurrence(chunk, fused_recurrent, within=normalized_keys, saves=True, neutral={"beta": 1.0})
+@recurrence(chunk, fused_recurrent, transform=normalized_keys, saves=True, neutral={"beta": 1.0})
 def delta_rule(
     q: Float[Tensor, "B T H K"],
     k: Float[Tensor, "B T H K"],
