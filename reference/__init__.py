@@ -7,9 +7,8 @@ An oracle computes in the promoted dtype of its inputs, a few steps in float32 a
 float64 to judge a kernel by it: in bfloat16 steps are rounded to 8 bits, and an op that selects
 keys may select others.
 
-Letters, everywhere: B batch, T tokens, H heads, G heads that several of those share, K key dim,
-V value dim, N sequences, W window or taps, D dim of a head or channels, R table rows, P pairs of
-dims.
+Dims have the same letters everywhere: B batch, T tokens, H heads, G heads that several of those
+share, K key dim, V value dim, D dim of a head or channels, N sequences. README.md has the others.
 """
 
 from reference.cache import (

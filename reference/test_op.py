@@ -1,5 +1,7 @@
 import inspect
 import pickle
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,7 +10,7 @@ from jaxtyping import Float, Int32, Int64
 from torch import Tensor
 
 import reference
-from reference.op import op
+from reference.op import axes, op
 from reference.recurrence import recurrence
 from reference.sequences import CuSeqlens
 
@@ -140,6 +142,15 @@ def test_every_argument_and_result_is_described(spec: Any) -> None:
     for name in inspect.signature(spec).parameters:
         assert f"\n    {name}: " in described
     assert described.count("\nSource: ") == 1
+
+
+@each_op
+def test_the_readme_says_what_each_letter_means(spec: Any) -> None:
+    table = (Path(reference.__file__).parent / "README.md").read_text().partition("\n## ")[0]
+    explained = re.findall(r"`(\w+)`", table)
+    dims = [" ".join(axes(p.annotation)) for p in inspect.signature(spec).parameters.values()]
+    letters = {*re.findall(r"\b[A-Z]\w*", " ".join(dims))}
+    assert letters <= {*explained}
 
 
 @each_op
