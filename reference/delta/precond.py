@@ -107,7 +107,8 @@ def precond_gated_delta_rule(
         log_atk_scale: Logarithm of the energy at which k' is k. None means -0.2.
         initial_state: State before the first token, A in its last column. None means zero.
 
-    Source: arXiv 2604.21100, whose constants 1.5 and 1e-6 are fixed here.
+    Source: Tumma et al., Preconditioned DeltaNet, arXiv 2604.21100, whose constants 1.5 and 1e-6
+        are fixed here.
     """
 
 
@@ -136,5 +137,5 @@ def precond_kda(
         log_atk_scale: Logarithm of the energy at which k' is k. None means -0.2.
         initial_state: State before the first token, A in its last column. None means zero.
 
-    Source: arXiv 2604.21100; Kimi Team, arXiv 2510.26692, equation 1 (the decay).
+    Source: Tumma et al., arXiv 2604.21100; Kimi Team, arXiv 2510.26692, equation 1 (the decay).
     """

@@ -31,7 +31,7 @@ def solved(q: Tensor, k: Tensor, v: Tensor, beta: Tensor | None, scale: float) -
 
         u = (I + diag(β) P)⁻¹ v,    P_tj = softmax_{j < t}(scale · q_t · k_j)
 
-    Source: arXiv 2505.19488, section 3 (the inverse of a unit triangular matrix).
+    Source: Zhong et al., arXiv 2505.19488, section 3 (the inverse of a unit triangular matrix).
     """
     earlier = _weights(q, k, scale, own=False)
     if beta is not None:
@@ -60,6 +60,7 @@ def deltaformer(
     Returns:
         o: In the dtype of q.
 
-    Source: Understanding Transformer from the Perspective of Associative Memory, arXiv 2505.19488,
-        with the queries in the place of its w, as flash-linear-attention 0.6.0 has it.
+    Source: Zhong et al., Understanding Transformer from the Perspective of Associative Memory,
+        arXiv 2505.19488, with the queries in the place of its w, as flash-linear-attention 0.6.0
+        has it.
     """
