@@ -29,11 +29,11 @@ class Corpus:
     They are kept as JSON, which does not depend on how cases are drawn.
 
     Args:
-        owner: name of the target.
+        target: its name.
     """
 
-    def __init__(self, owner: str, database: ExampleDatabase | None = None) -> None:
-        self.owner = owner
+    def __init__(self, target: str, database: ExampleDatabase | None = None) -> None:
+        self.target = target
         self.database = database or _Folder(FOLDER)
         self.least: dict[Job, float] = {}
 
@@ -75,4 +75,4 @@ class Corpus:
         return sorted(entries, key=lambda row: (-row[0], row[2]))
 
     def _key(self, job: Job) -> bytes:
-        return f"attention-oracles {self.owner} {job.name}".encode()
+        return f"attention-oracles {self.target} {job.name}".encode()

@@ -26,6 +26,7 @@ class Night:
     """What the turns of a night share: the log, the limits, and when to end.
 
     Args:
+        target: whose kernels are fuzzed.
         minutes: when to stop drawing; None if `examples` decides.
         limit: seconds that a case may take.
         tell: called once with each bucket, after shrinking.
@@ -38,7 +39,7 @@ class Night:
     def __init__(
         self,
         log: Log,
-        whose: Target,
+        target: Target,
         origin: Origin,
         corpus: Corpus,
         *,
@@ -48,7 +49,7 @@ class Night:
         shrink: bool,
         tell: Callable[[Bucket], None],
     ) -> None:
-        self.log, self.whose, self.origin, self.corpus = log, whose, origin, corpus
+        self.log, self.target, self.origin, self.corpus = log, target, origin, corpus
         self.examples, self.limit, self.shrink, self.tell = examples, limit, shrink, tell
         self.started = monotonic() - log.seconds
         self.deadline = self.started + 60 * minutes if minutes is not None else None

@@ -121,8 +121,8 @@ class Turn:
         """
         for worst, case in self.night.corpus.entries(self.job):
             try:
-                bounded = scope.declared(self.night.whose, case.op, case.mode).settle(case)
-                scope.check(self.night.whose, bounded)
+                bounded = scope.declared(self.night.target, case.op, case.mode).settle(case)
+                scope.check(self.night.target, bounded)
             except ValueError:
                 self.night.corpus.drop(self.job, case)
                 continue
@@ -139,7 +139,7 @@ class Turn:
             phases=[phase for phase in nightly.phases if phase in phases],
             database=self.night.corpus.database,
         )
-        test = drawing(self.job, self.night.whose, self._check)
+        test = drawing(self.job, self.night.target, self._check)
         try:
             # The order matters: a seed alone switches the database off.
             limited(seeded(lap_seed(self.log.seed, self.lap, self.job))(test))()
@@ -253,9 +253,9 @@ class Turn:
     def _plainer(self, case: Case, name: str) -> Case | None:
         """A case without one of its parts; None if the target has no such case."""
         try:
-            op = scope.declared(self.night.whose, case.op, case.mode)
+            op = scope.declared(self.night.target, case.op, case.mode)
             plainer = op.settle(parts(case)[name])
-            scope.check(self.night.whose, plainer)
+            scope.check(self.night.target, plainer)
         except ValueError:
             return None
         return plainer
@@ -283,11 +283,11 @@ class Turn:
         """
         failure = bucket.first
         case = _asks_for_all(failure.case)
-        laws = scope.laws(self.night.whose, case.op, case.mode)
+        laws = scope.laws(self.night.target, case.op, case.mode)
         if failure.fingerprint.place or failure.fatal or ORACLE not in laws:
             return
         try:
-            scope.check(self.night.whose, case)
+            scope.check(self.night.target, case)
         except ValueError:
             case = failure.case
         if failure.law == ORACLE and case == failure.case:
