@@ -20,7 +20,7 @@ _OTHER_ENGINE = {"simulator": "interpreter", "interpreter": "simulator", "cuda":
 class Asker:
     """Asks a worker about cases, and a second engine about those that fail.
 
-    Args:
+    Attributes:
         idle: since when no process works for it, as while a case is drawn; None while one does.
     """
 
@@ -122,7 +122,7 @@ class Asker:
 class _Elsewhere:
     """A case on the second engine, in a process and thread of its own.
 
-    Args:
+    Attributes:
         asked: the future answer.
     """
 

@@ -19,7 +19,7 @@ _LEAVING = 5.0
 class Output:
     """Standard output, which may be a full disk, a closed terminal or a pipe that nobody reads.
 
-    Args:
+    Attributes:
         lost: why nobody reads it any more; empty while somebody may.
     """
 

@@ -41,7 +41,7 @@ class Endless(BaseException):
 class Turn:
     """A few cases of one job, and the shrinking of those that fail.
 
-    Args:
+    Attributes:
         found: the buckets of this turn. Hypothesis does not see failures of other buckets.
         until: when shrinking ends.
     """

@@ -211,7 +211,7 @@ def _shadowed(found: Distribution) -> bool:
 class Ledger:
     """The known failures of a target, and how often each occurred.
 
-    Args:
+    Attributes:
         met: symptoms that the calls of this law may have, each with its entry's name.
         used: entries that excused a fault of this law.
         excused: entry → how many laws it excused.

@@ -9,7 +9,7 @@ from properties.catalogue.op import Function, Op
 class Target:
     """An implementation of the whole catalogue; subclasses may declare less.
 
-    Args:
+    Attributes:
         name: as for `--target`.
         bitwise: equal numbers give equal bits whatever their layout, packing and requested outputs.
             Otherwise such results are held to the error budget.

@@ -55,7 +55,7 @@ Spoil = Callable[[str, Tensor], None]
 class Witness(Target):
     """Zeros in place of our kernels: cases are drawn as for those, and calls are recorded.
 
-    Args:
+    Attributes:
         spoils: call number → what makes its results wrong, or None to leave it right; None to
             record calls instead.
         beside: of each call before or between others, whose results nobody reads, how many calls it
