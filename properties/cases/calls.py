@@ -52,15 +52,19 @@ def outputs_and_gradients(
     # A call that writes to its input cannot be run again.
     if context == "checkpointed" and not inputs.options.get("inplace"):
         function = checkpointed(function)
-    with CONTEXTS[context](_device_type(inputs)), telling(op, {**given, **extra}):
+    around = CONTEXTS[context](_device_type(inputs))
+    with around, telling(op, {**given, **extra}), _expecting_memory_of(given):
         named = _named(op, function(**given, **extra), given)
+        _expect_memory(named)
     if earlier is not None:
         _call_between(function, given, context, extra)
     if not cotangents:
         return {name: y.detach() for name, y in named.items()}
     leaves = {name: tensors[name] for name in names}
-    with telling(op, {**given, **extra}, "backwards through "):
+    read = {**given, **{f"the gradient of {name}": dy for name, dy in cotangents.items()}}
+    with telling(op, {**given, **extra}, "backwards through "), _expecting_memory_of(read):
         gradients = _gradients(named, leaves, cotangents, twice=context == "backward_twice")
+        _expect_memory(gradients)
     return {name: y.detach() for name, y in named.items()} | gradients
 
 
@@ -114,6 +118,46 @@ def _described(value: object) -> str:
     return f"{dtype}{value.tolist() if few else list(value.shape)}"
 
 
+@contextmanager
+def _expecting_memory_of(given: Mapping[str, Any]) -> Iterator[None]:
+    """Expect a call to leave its tensors where and as large as they are: whoever reads them next
+    may crash.
+
+    Raises:
+        RuntimeError: it does not; memory that it freed is there again, with other numbers.
+    """
+    tensors = {name: x for name, x in given.items() if isinstance(x, Tensor)}
+    for name, value in given.items():
+        rules = value if isinstance(value, dict) else {}
+        tensors |= {f"{name}[{n!r}]": x for n, x in rules.items() if isinstance(x, Tensor)}
+    before = {name: _form(x) for name, x in tensors.items()}
+    yield
+    for name, x in tensors.items():
+        after = _form(x)
+        if changed := [part for part, was in before[name].items() if after[part] != was]:
+            x.untyped_storage().resize_(before[name]["storage size"])
+            raise RuntimeError(f"it changes {name}: its {', '.join(changed)}")
+
+
+def _form(x: Tensor) -> dict[str, Any]:
+    return {
+        "dtype": x.dtype,
+        "shape": x.shape,
+        "strides": x.stride(),
+        "storage offset": x.storage_offset(),
+        "storage size": x.untyped_storage().nbytes(),
+    }
+
+
+def _expect_memory(results: Results) -> None:
+    """Expect that there is memory for each element."""
+    for name, y in results.items():
+        last = sum((n - 1) * stride for n, stride in zip(y.shape, y.stride(), strict=True))
+        needed = (y.storage_offset() + last + 1) * y.element_size() if y.numel() else 0
+        if y.untyped_storage().nbytes() < needed:
+            raise TypeError(f"it returns {name} without memory for its elements")
+
+
 def own_copy(x: Tensor) -> Tensor:
     """Copy `x` into memory of its own with the same strides and history, so that it can be written
     to.
@@ -156,7 +200,7 @@ def _call_before(
         if isinstance(value, (list, tuple))
     }
     try:
-        with CONTEXTS[context](device.type):
+        with CONTEXTS[context](device.type), _expecting_memory_of(given):
             function(**{**given, **options, **lists, **_not_in_place(given)}, **extra)
     except (ValueError, TypeError):
         pass

@@ -4,6 +4,7 @@ Another alignment or stride is another specialisation of a kernel, and a GPU's c
 a·b + c in one of them only.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +20,7 @@ from properties.catalogue import OPS, Op
 from properties.catalogue.op import Function
 from properties.device import activate
 from properties.laws import LAWS, Run, Subject
-from properties.targets import load
+from properties.targets import Adapter, load
 from properties.targets.oracle import Oracle
 
 Place = tuple[tuple[int, ...], int]
@@ -146,3 +147,63 @@ def test_a_result_that_cancels_may_be_the_same_with_another_option() -> None:
     )
     device = activate("simulator")
     LAWS["plumbing"](OPS["delta_rule"], case, Subject(load("ours", device), device))
+
+
+def _freed(x: Tensor) -> Tensor:
+    x.untyped_storage().resize_(0)
+    return x
+
+
+def _calling_before(x: Tensor, harm: Callable[[Tensor], object]) -> Tensor:
+    y = x.clone()
+    harm(x)
+    return y
+
+
+def _backwards(x: Tensor, harm: Callable[[Tensor], Tensor]) -> Tensor:
+    class Harmful(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+            return harm(*gradients)
+
+    made: Tensor = Harmful.apply(x)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [
+        (lambda x: _calling_before(x, _freed), "it changes x: its storage size"),
+        (
+            lambda x: _calling_before(x, lambda x: setattr(x, "data", x.data[..., :2])),
+            "it changes x: its shape",
+        ),
+        (lambda x: _freed(x.clone()), "it returns y without memory for its elements"),
+        (
+            lambda x: _backwards(x, lambda dy: _calling_before(dy, _freed)),
+            "it changes the gradient of y: its storage size",
+        ),
+        (
+            lambda x: _backwards(x, lambda dy: _freed(dy.clone())),
+            "it returns dx without memory for its elements",
+        ),
+    ],
+)
+@pytest.mark.parametrize("earlier", [None, {}])
+@pytest.mark.parametrize("law", ["differential", "determinism", "untouched_inputs"])
+def test_memory_that_a_call_frees_is_told_by_name(
+    law: str, earlier: dict[str, Any] | None, call: Callable[[Tensor], Tensor], told: str
+) -> None:
+    """Whoever read it next, the oracle for example, crashed."""
+
+    def l2norm(x: Tensor) -> Tensor:
+        return call(x)
+
+    target = Adapter({"l2norm": {"fused": l2norm}})
+    case = Case.of("l2norm", "fused", {"B": 1, "H": 1, "D": 3}, (2,), earlier=earlier)
+    with pytest.raises((RuntimeError, TypeError), match=told):
+        LAWS[law](OPS["l2norm"], case, Subject(target, torch.device("cpu")))
