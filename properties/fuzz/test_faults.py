@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from threading import Thread
@@ -520,6 +521,30 @@ def test_a_full_disk_leaves_no_file_open(tmp_path: Path, monkeypatch: pytest.Mon
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert len(os.listdir("/proc/self/fd")) < before + 19
+
+
+def test_what_another_users_folder_refuses_is_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    tmp_path.chmod(0o755)
+    FOLDER.mkdir(parents=True)
+    FOLDER.chmod(0)
+    corpus, job = Corpus("good"), Job("l2norm", "fused", "differential", "float32")
+    case = Case(op="l2norm", mode="fused", dtype="float32", dims={"B": 1}, lengths=(1,))
+    process = os.fork()
+    if process == 0:
+        kept: object = None
+        with suppress(BaseException):
+            # No mode keeps root out.
+            if os.geteuid() == 0:
+                os.setuid(65534)
+            corpus.keep(job, case, 0.5)
+            corpus.database.move(b"from", b"to", b"nothing")
+            kept = corpus.entries(job)
+        os._exit(0 if kept == [] else 1)
+    assert os.waitpid(process, 0)[1] == 0
+    FOLDER.chmod(0o700)
 
 
 def test_a_disk_that_fills_up_does_not_end_the_run(tmp_path: Path) -> None:
