@@ -151,7 +151,7 @@ def _run(
 ) -> tuple[Tensor, Tensor | None]:
     """Run one form of a recurrence over every sequence of a batch, in one dtype."""
     first: Tensor = next(iter(arguments.values()))
-    shared = [name for name in arguments if "G" in dims[name]]
+    shared = [n for n in arguments if "G" in dims[n] and sizes["G"] != sizes["H"]]
     if shared:
         with_heads = next(name for name in arguments if "H" in dims[name])
         repeats = heads_per_group(with_heads, sizes["H"], sizes["G"], shared, groups)

@@ -393,7 +393,7 @@ def _options(
         "COUNTED": weights.bias is None,
         "PACKED": cu_seqlens is not None,
     }
-    return numbers, window, (q.shape[2] // k.shape[2], k.shape[3], v.shape[3]), constants
+    return numbers, window, (q.shape[2] // max(k.shape[2], 1), k.shape[3], v.shape[3]), constants
 
 
 def _strides(*tensors: Tensor) -> list[int]:

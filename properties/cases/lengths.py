@@ -123,11 +123,14 @@ def _has_keys_of_its_own(op: Op, case: Case) -> bool:
 
 
 def _perhaps_empty(draw: DrawFn, op: Op, case: Case) -> Case:
-    """A case, now and then without rows, tokens or keys."""
+    """A case, now and then without rows, heads, tokens or keys."""
     empty = (
         ["tokens"] if case.packed else ["rows", "rows", "tokens"] + ["keys", "keys"] * op.own_keys
     )
+    empty += ["heads"] * ("H" in op.dims)
     match draw(st.sampled_from([None] * 10 + empty)):
+        case "heads":
+            return replace(case, dims={**case.dims, "H": 0})
         case "rows":
             return replace(case, dims={**case.dims, "B": 0})
         case "tokens":

@@ -109,7 +109,7 @@ def _with_heads_in_order(x: Tensor, dims: tuple[str, ...], heads: Tensor) -> Ten
     """Permute heads; query heads move with their kv head."""
     for axis, dim in enumerate(dims):
         if dim in ("H", "G"):
-            grouped = x.unflatten(axis, (len(heads), -1))
+            grouped = x.unflatten(axis, (len(heads), x.shape[axis] // max(len(heads), 1)))
             x = grouped.index_select(axis, heads.to(x.device)).flatten(axis, axis + 1)
     return x
 
