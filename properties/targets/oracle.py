@@ -84,7 +84,7 @@ def _compute(op: Op, given: dict[str, Any]) -> Tensor | tuple[Tensor | None, ...
     if sequences == 0:
         rows.append(_each(op.oracle(**{n: v for n, v in given.items() if n != "inplace"})))
     double = {n: x.double() if x.is_floating_point() else x for n, x in tensors.items()}
-    apart = dims["H"] if "H" in dims and op.heads_alike else 1
+    apart = (dims.get("H") or 1) if op.heads_alike else 1
     for n in range(sequences):
         heads = []
         for h in range(apart):
