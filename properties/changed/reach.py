@@ -75,14 +75,13 @@ class Changed:
     @cached_property
     def _unnamed(self) -> dict[str, frozenset[Path]]:
         """Files that no code names: deleted ones, and those found by listing a folder. They count
-        as read by the tests of the nearest folder that has tests.
+        as read by the tests of the nearest folder that has tests, itself or below.
         """
         found = {}
         for file in self.files:
             inside = file.partition("/")[0] in PACKAGES and not file.endswith(".md")
             if inside and file not in _OF_ALL and not any(self._tests(file)):
-                folders = (ROOT / file).parents
-                near = next(tests for f in folders if (tests := [*f.glob("test_*.py")]))
+                near = next(filter(None, _tests_near(file)))
                 found[file] = frozenset(near)
         return found
 
@@ -140,6 +139,13 @@ def _runs(module: str, modules: frozenset[str]) -> bool:
 
 def _ops_with_kernels() -> list[str]:
     return [op.name for op in OPS.values() if op.modes]
+
+
+def _tests_near(file: str) -> Iterator[list[Path]]:
+    """The tests in each folder above a file, then also those below these folders."""
+    folders = [ROOT / folder for folder in Path(file).parents]
+    yield from ([*folder.glob("test_*.py")] for folder in folders)
+    yield from ([*folder.rglob("test_*.py")] for folder in folders)
 
 
 @cache

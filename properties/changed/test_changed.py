@@ -382,6 +382,12 @@ def test_files_that_nothing_names_reach_the_nearest_tests(file: str) -> None:
     assert not _reaches(file, "properties/suite/test_laws.py::test_law_holds")
 
 
+@pytest.mark.parametrize("file", ["properties/nosuch.py", "properties/cases/nosuch/nosuch.py"])
+def test_files_that_no_tests_lie_beside_reach_those_below(file: str) -> None:
+    assert _reaches(file, "properties/suite/test_laws.py::test_law_holds")
+    assert not _reaches(file, "regressions/test_regressions.py::test_case_passes_today")
+
+
 def test_the_header_says_what_each_file_reaches() -> None:
     files = (_UNREAD, "kernels/linear/gla.py", "properties/cases/strategies.py", "pyproject.toml")
     told = Changed("main", files).header()
