@@ -29,7 +29,6 @@ from properties.fuzz.bucket import Bucket
 from properties.fuzz.corpus import Corpus
 from properties.fuzz.display import Display
 from properties.fuzz.ending import Output, leave, signals
-from properties.fuzz.fork_server import prepare
 from properties.fuzz.lanes import Lanes
 from properties.fuzz.log import Log
 from properties.fuzz.night import Night
@@ -37,6 +36,7 @@ from properties.fuzz.options import Options, parser
 from properties.fuzz.worker import Worker, crew
 from properties.laws import Subject
 from properties.screen import screen
+from properties.targets import NAMES
 
 # Seconds between checks for signals, between copies of the log, and between lines of output.
 _LOOK, _COPY, _LINE = 0.2, 10.0, 60.0
@@ -59,19 +59,23 @@ def _main(parse: argparse.ArgumentParser, options: Options) -> int:
     with ExitStack() as locks:
         try:
             options.check()
+            if options.case is None:
+                locks.enter_context(_alone(options.folders))
+            # Before our signal handlers: Ray installs its own.
+            workers = _crew(origin, options)
+            if options.target not in NAMES and isinstance(workers[0], Worker):
+                # There first: somebody's module may end its process, or never be imported.
+                workers[0].load()
             subject = origin.subject()
-            if options.case is not None:
+            if options.case is None:
+                log = options.log(subject.target)
+            else:
                 case = Case.from_json(options.case)
                 laws = options.laws_of(case, subject.target)
-            else:
-                locks.enter_context(_alone(options.folders))
-                log = options.log(subject.target)
-                # Before our signal handlers: Ray installs its own.
-                workers = _crew(origin, options)
-        except ValueError as error:
+        except (ValueError, Lost) as error:
             parse.error(str(error))
         if options.case is not None:
-            return replay(case, laws, Worker(origin, options.case_timeout, prints=True), console)
+            return replay(case, laws, workers[0], console)
         for line in scope.missing(subject.target, options.op, options.mode):
             _say(console, line)
         with signals(output.lost) as asked:
@@ -107,11 +111,13 @@ def _alone(folders: Mapping[str, Path | None]) -> Iterator[None]:
 
 
 def _crew(origin: Origin, options: Options) -> Sequence[Judge]:
-    """Start the workers, here or on the cluster of `--ray`.
+    """Start the workers, here or on the cluster of `--ray`; one for a case that is not drawn.
 
     Raises:
         ValueError: there is no such cluster.
     """
+    if options.case is not None:
+        return [Worker(origin, options.case_timeout, prints=True)]
     if options.ray is None:
         return crew(origin, options.case_timeout, options.jobs)
     try:
@@ -121,9 +127,8 @@ def _crew(origin: Origin, options: Options) -> Sequence[Judge]:
     return cluster.crew(options.ray, origin, options.case_timeout, options.jobs)
 
 
-def replay(case: Case, laws: Sequence[str], worker: Worker, console: Console) -> int:
+def replay(case: Case, laws: Sequence[str], worker: Judge, console: Console) -> int:
     broken = 0
-    prepare()
     try:
         for name in laws:
             answer = worker.ask(name, case)
@@ -180,7 +185,6 @@ def fuzz(
     )
     display = Display(night)
     lanes, keep = Lanes(night), _Kept(night, options, console)
-    prepare()
     with Live(display, console=console, refresh_per_second=2, transient=not console.is_terminal):
         lanes.start(workers)
         try:

@@ -233,6 +233,11 @@ def leaving_at_once(device: torch.device) -> Adapter:
     return _loaded_with(lambda: os._exit(0))
 
 
+def crashing_at_once(device: torch.device) -> Adapter:
+    """Crashes each process of the night that loads it."""
+    return _loaded_with(lambda: os.kill(os.getpid(), signal.SIGSEGV))
+
+
 def hanging_at_once(device: torch.device) -> Adapter:
     """Hangs in each process of the night that loads it."""
     return _loaded_with(lambda: sleep(1000))

@@ -35,6 +35,7 @@ pytestmark = pytest.mark.ops("l2norm", "short_conv")
 CPU = torch.device("cpu")
 
 _ROOT = Path(__file__).parents[2]
+_NOT_STARTED, _HERE = "a process that judges cases does not start", "properties/fuzz/planted.py:"
 
 
 @pytest.fixture
@@ -241,7 +242,8 @@ def test_each_process_sees_a_gpu_of_its_own(
     _, printed = fuzz("looking", "--jobs", "3", "--examples", "30")
     assert "1 job of target" in printed
     assert "3 processes" in printed
-    assert sorted(mark.read_text().split()[1:]) == ["0", "0", "GPU-5"]
+    # The test itself sees none.
+    assert sorted(mark.read_text().split()) == ["0", "0", "GPU-5", "None"]
 
 
 @pytest.mark.parametrize(
@@ -280,21 +282,26 @@ def test_a_process_that_ends_without_an_error_is_reported(fuzz: Fuzz) -> None:
 @pytest.mark.parametrize(
     ("target", "told"),
     [
-        ("stillborn", "it ends with code 1 while it starts"),
-        ("leaving_at_once", "it ends with code 0 while it starts"),
-        ("hanging_at_once", "it hangs while it starts, at properties/fuzz/planted.py"),
+        ("stillborn", f"{_NOT_STARTED}: it ends with code 1 while it starts"),
+        ("leaving_at_once", f"{_NOT_STARTED}: it ends with code 0 while it starts"),
+        ("crashing_at_once", f"{_NOT_STARTED}: it ends with SIGSEGV while it starts, at {_HERE}"),
+        ("hanging_at_once", f"{_NOT_STARTED}: it hangs while it starts, at {_HERE}"),
         ("refusing_at_once", "not here"),
         ("breaking_at_once", "target: 'properties.fuzz.planted:breaking_at_once' cannot be made: "),
     ],
 )
-def test_processes_that_do_not_start_end_the_run_and_are_no_finding(
-    target: str, told: str, fuzz: Fuzz, monkeypatch: pytest.MonkeyPatch
+def test_a_target_that_no_process_can_load_begins_no_run(
+    target: str,
+    told: str,
+    fuzz: Fuzz,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(worker, "_STARTING", 2.0)
-    code, printed = fuzz(target)
-    assert code == 1
-    assert f"a process that judges cases does not start: {told}" in printed
-    assert "no bugs in 0 examples" in printed
+    with pytest.raises(SystemExit) as ended:
+        fuzz(target)
+    assert ended.value.code == 2
+    assert f"error: {told}" in capsys.readouterr().err
 
 
 def test_a_process_that_forks_no_workers_is_replaced(

@@ -14,7 +14,7 @@ from itertools import cycle, islice, takewhile
 from pathlib import Path
 from time import monotonic, sleep
 from traceback import FrameSummary
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from pebble import ProcessExpired, ProcessFuture, ProcessPool
@@ -52,6 +52,8 @@ _NOTICE = 2.0
 GROWTH, _LEAST = 2 << 30, 128 << 20
 # Open files of this process for each worker and its second engine, and for all else.
 _FILES, _OTHER_FILES = 16, 64
+
+T = TypeVar("T")
 
 
 class Worker:
@@ -98,6 +100,15 @@ class Worker:
         self._end()
         self.start()
 
+    def load(self) -> None:
+        """Load the target, unless it is loaded.
+
+        Raises:
+            Stopped: the run ended before.
+            Lost: processes end or hang before they have loaded the target, or cannot.
+        """
+        self._started(lambda: None)
+
     def ask(self, law: str, case: Case) -> Answer:
         """Judge one case.
 
@@ -105,6 +116,10 @@ class Worker:
             Stopped: the run ended before the answer.
             Lost: processes end or hang before they begin a case, or cannot load the target.
         """
+        return self._started(lambda: self._judged(law, case))
+
+    def _started(self, then: Callable[[], T]) -> T:
+        """Do something in a process that has loaded the target."""
         why: Exception | None = None
         for before in range(_STARTS):
             # Where it would be forked from may be about to end.
@@ -114,7 +129,7 @@ class Worker:
             try:
                 if not self.loaded:
                     self._load()
-                return self._judged(law, case)
+                return then()
             except CancelledError:
                 raise Stopped from None
             except (BrokenProcessPool, judging.Unloaded) as error:
@@ -136,7 +151,7 @@ class Worker:
         while why := self._why_not_loaded():
             if monotonic() > until:
                 self.stopped = True
-                raise Lost(f"a process that judges cases does not start: {why}")
+                raise Lost(why)
             # What the process has imported already would be stale.
             self.restart()
             sleep(_SAVED)
@@ -156,10 +171,10 @@ class Worker:
         except Broken as error:
             return str(error)
         except TimeoutError as error:
-            where = "".join(f", at {line}" for line in _places(self._trace())[:1])
-            raise BrokenProcessPool(f"it hangs while it starts{where}") from error
+            raise BrokenProcessPool(f"it hangs while it starts{self._where()}") from error
         except ProcessExpired as error:
-            raise BrokenProcessPool(f"it {_how(error.exitcode)} while it starts") from error
+            how = _how(error.exitcode)
+            raise BrokenProcessPool(f"it {how} while it starts{self._where()}") from error
 
     def _judged(self, law: str, case: Case) -> Answer:
         seconds = self.limit * (1 if self._has_compiled(case) else FIRST)
@@ -261,6 +276,10 @@ class Worker:
             return replace(self._ended(law, case, _how(code)), sent=True)
         while_ = f", while Linux kills {counted(killed, 'process')} for want of memory"
         return self._ended(law, case, _how(code), while_ + self.memories)
+
+    def _where(self) -> str:
+        """The line at which the process wrote its traceback, if it did."""
+        return "".join(f", at {line}" for line in _places(self._trace())[:1])
 
     def _trace(self) -> str:
         """Read what the process wrote. No file is opened, as too many may be open."""

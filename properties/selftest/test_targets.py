@@ -482,6 +482,18 @@ def skipping(device: torch.device) -> Target:
     pytest.skip("no such machine")
 
 
+def unnameable(device: torch.device) -> Target:
+    class Unnameable(Target):
+        name = property(lambda self: 1 / 0)
+
+    return Unnameable()
+
+
+def __getattr__(name: str) -> object:
+    """As of a module that imports on demand."""
+    raise (ImportError("no such library") if name == "on_demand" else AttributeError(name))
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [
@@ -491,6 +503,8 @@ def skipping(device: torch.device) -> Target:
         ("properties.targets:NAMES", "properties.targets has no callable 'NAMES'"),
         ("builtins:repr", "returned str, expected a properties.targets.Target"),
         (f"{__name__}:skipping", "cannot be made: Skipped: no such machine"),
+        (f"{__name__}:unnameable", "cannot be made: AttributeError: property "),
+        (f"{__name__}:on_demand", "cannot be imported: no such library"),
     ],
 )
 def test_a_target_that_does_not_exist_is_named(name: str, message: str) -> None:

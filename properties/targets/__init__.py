@@ -41,19 +41,20 @@ def load(name: str, device: Device) -> Target:
         )
     try:
         with keeping_state():
-            found = import_module(module)
+            make = getattr(import_module(module), attribute, None)
     except KeyboardInterrupt:
         raise
     except BaseException as error:
         # A module of tests may skip itself.
         raise ValueError(f"target: {name!r} cannot be imported: {_told(error)}") from error
-    make = getattr(found, attribute, None)
     if not callable(make):
         what = "no" if make is None else "no callable"
         raise ValueError(f"target: {module} has {what} {attribute!r}, expected a function")
     try:
         with keeping_state():
             made = make(device)
+            if isinstance(made, Target):
+                made.name = name
     except (ValueError, KeyboardInterrupt):
         raise
     except BaseException as error:
@@ -61,7 +62,6 @@ def load(name: str, device: Device) -> Target:
     if not isinstance(made, Target):
         kind = type(made).__name__
         raise ValueError(f"target: {name!r} returned {kind}, expected a properties.targets.Target")
-    made.name = name
     return made
 
 
