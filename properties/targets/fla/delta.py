@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from properties.cases.case import Case
 from properties.cases.values import GATE_RECIPES
@@ -36,6 +37,26 @@ def _steps_on_rows(kernel: Kernel, given: Given) -> Outputs:
     given["num_householder"] = given["k"].shape[2]
     rows = {n: given[n].flatten(1, 2) for n in ("k", "v", "beta")}
     return output_and_state(kernel, {**given, **rows})
+
+
+def _heads_as_channels(kernel: Kernel, given: Given) -> Outputs:
+    """The value heads that share a head of keys, as channels of one with gates and strengths."""
+    G, V = given["k"].shape[2], given["v"].shape[-1]
+
+    def channels(x: Tensor) -> Tensor:
+        grouped: Tensor = x.repeat_interleave(V, -1).unflatten(2, (G, -1))
+        return grouped
+
+    given["v"] = given["v"].unflatten(2, (G, -1)).flatten(3)
+    each = {n: channels(given[n]) for n in ("gv", "beta") if given.get(n) is not None}
+    state = given.get("initial_state")
+    if state is not None:
+        given["initial_state"] = state.unflatten(1, (G, -1)).transpose(2, 3).flatten(3)
+    o, final = kernel(**{**given, **each})
+    o = o.unflatten(-1, (-1, V)).flatten(2, 3)
+    if not given.get("output_final_state"):
+        return o, None
+    return o, final.unflatten(-1, (-1, V)).transpose(2, 3).flatten(1, 2)
 
 
 def _energies(kernel: Kernel, given: Given) -> Outputs:
@@ -148,6 +169,14 @@ MODES: Modes = {
     "gated_delta_rule": {
         **each("gated_delta_rule", "chunk", telescopes=values_telescope),
         **each("gated_delta_rule", "fused_recurrent", forward_only=True),
+        "fused_recurrent_of_channels": Mode(
+            "fla.ops.gated_delta_rule:fused_recurrent_gated_delta_rule",
+            call=_heads_as_channels,
+            theirs={"g": "gv"},
+            needs=("g",),
+            conventions=(SCALE, "value heads are channels of one head"),
+            forward_only=True,
+        ),
     },
     "kda": {
         **each("kda", "chunk", telescopes=channels_telescope),

@@ -20,6 +20,10 @@ CASES = {
     '"dims":{"B":1,"H":1,"K":9,"V":9},"lengths":[3]}',
     "gates of slots that are not given are 0": '{"op":"gsa","mode":"fused_recurrent",'
     '"dtype":"float32","dims":{"B":1,"H":1,"K":9,"V":9,"M":4},"lengths":[3]}',
+    "value heads are channels of one head": '{"op":"gated_delta_rule",'
+    '"mode":"fused_recurrent_of_channels","dtype":"float32",'
+    '"dims":{"B":2,"G":2,"R":3,"K":5,"V":7},"lengths":[4],"given":["g","beta","initial_state"],'
+    '"options":{"output_final_state":true},"context":"no_grad"}',
     "strengths of Comba are required": '{"op":"comba","mode":"chunk","dtype":"float32",'
     '"dims":{"B":1,"G":1,"R":1,"K":9,"V":9},"lengths":[3]}',
     "gates of energies are required": '{"op":"precond_gated_delta_rule","mode":"fused_recurrent",'

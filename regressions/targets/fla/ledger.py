@@ -17,6 +17,8 @@ MODES = (
     "fused_chunk",
     "fused_recurrent",
     "fused_mul_recurrent",
+    "fused_recurrent_gated_delta_rule",
+    "fused_recurrent_of_channels",
     "parallel",
     "fused",
     "fused_of_heads",
