@@ -6,8 +6,8 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
-from io import StringIO, TextIOWrapper
+from contextlib import contextmanager, suppress
+from io import StringIO, TextIOWrapper, UnsupportedOperation
 from time import sleep
 from types import FrameType
 from typing import Any, NoReturn
@@ -27,6 +27,10 @@ class Output:
         # There is none if it was closed before the start.
         self.stream = sys.stdout or StringIO()
         self.lost: list[str] = []
+        with suppress(UnsupportedOperation, AttributeError):
+            # A copy, as a target's module may close what it takes for its own.
+            copy = os.dup(self.stream.fileno())
+            self.stream = os.fdopen(copy, "w", encoding=self.stream.encoding)
         if isinstance(self.stream, TextIOWrapper):
             # A terminal may know few characters, and a file's name may be no text.
             self.stream.reconfigure(errors="backslashreplace")

@@ -6,7 +6,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from multiprocessing import forkserver, resource_tracker
+from multiprocessing import forkserver, resource_tracker, util
 from threading import Event, Lock, Thread
 from unittest.mock import patch
 
@@ -27,6 +27,10 @@ def prepare() -> None:
     Ctrl-C.
     """
     with _PREPARING:
+        address = forkserver._forkserver._forkserver_address  # type: ignore[attr-defined]
+        if address is not None and not os.path.exists(address):
+            # Somebody has deleted temporary files, and with them the way to it.
+            _end()
         if _server() is None:
             _start_server()
 
@@ -38,6 +42,7 @@ def _start_server() -> None:
     pebble.CONSTS.term_timeout = 0.2
     # Python 3.11 does not pass it the module path.
     where = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    os.makedirs(util.get_temp_dir(), mode=0o700, exist_ok=True)
     # First, since it unblocks interrupts.
     resource_tracker.ensure_running()
     with without_interrupts(), patch.dict(os.environ, environment() | where, clear=True):
@@ -62,11 +67,15 @@ def end_server() -> None:
     """
     # Nobody asks for the next until this one is gone: Linux closes its files before.
     with _PREPARING:
-        process = _server()
-        if process is not None:
-            os.kill(process, signal.SIGKILL)
-            with suppress(ChildProcessError):
-                os.waitid(os.P_PID, process, os.WEXITED | os.WNOWAIT)
+        _end()
+
+
+def _end() -> None:
+    process = _server()
+    if process is not None:
+        os.kill(process, signal.SIGKILL)
+        with suppress(ChildProcessError):
+            os.waitid(os.P_PID, process, os.WEXITED | os.WNOWAIT)
 
 
 @contextmanager

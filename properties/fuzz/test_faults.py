@@ -11,8 +11,11 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from importlib.metadata import version
+from io import TextIOWrapper
+from multiprocessing.util import get_temp_dir
 from pathlib import Path
 from threading import Thread
 
@@ -323,6 +326,13 @@ def test_a_process_that_forks_no_workers_is_replaced(
     assert code == 0
     assert "no bugs in" in printed
     assert fork_server._server() not in (None, stopped)
+
+
+def test_temporary_files_that_somebody_deletes_end_no_run(fuzz: Fuzz) -> None:
+    shutil.rmtree(get_temp_dir())
+    code, printed = fuzz("good")
+    assert code == 0
+    assert "no bugs in" in printed
 
 
 def test_an_adapter_that_exits_where_cases_are_drawn_ends_no_run(fuzz: Fuzz) -> None:
@@ -703,6 +713,20 @@ def test_a_run_whose_output_nobody_reads_ends_with_its_records(tmp_path: Path) -
     assert "head dim 7 is not supported" in text
     assert (tmp_path / "worst.json").exists()
     assert run.left() == []
+
+
+@pytest.mark.parametrize("end", [TextIOWrapper.close, TextIOWrapper.detach])
+def test_output_outlives_the_stream_that_a_module_takes(
+    end: Callable[[TextIOWrapper], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = (tmp_path / "printed").open("w")
+    monkeypatch.setattr(sys, "stdout", stream)
+    output = ending.Output()
+    end(stream)
+    output.write("1 bug")
+    output.close()
+    assert not output.lost
+    assert (tmp_path / "printed").read_text() == "1 bug"
 
 
 def test_a_text_that_no_encoding_has_is_written(fuzz: Fuzz, tmp_path: Path) -> None:
