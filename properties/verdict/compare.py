@@ -37,7 +37,7 @@ class Comparison:
         reason: empty if it passed, else one clause that says what is wrong.
         ratio: worst error/budget of the finite elements; infinite if a non-finite one is wrong.
         loss: mean of error/sigma over the tensor, over its limit; 0 if sigma is unknown.
-        wrong: bool, true where an element is wrong.
+        wrong: bool, true where an element is wrong; a scalar if the shape is.
     """
 
     name: str
@@ -108,7 +108,8 @@ def compare(name: str, got: Tensor, want: Tensor, budget: Budget | None) -> Comp
     got, want = got.detach().cpu(), want.detach().cpu().double()
     if got.shape != want.shape:
         reason = f"shape {list(got.shape)}, expected {list(want.shape)}"
-        wrong = torch.ones(got.shape, dtype=torch.bool)
+        # There may be no memory for that many elements, as of an expanded scalar.
+        wrong = torch.tensor(True)
         infinite = math.inf
         return Comparison(name, False, reason, "shape", infinite, 0.0, wrong, got, want, want)
     if budget is None:

@@ -92,7 +92,7 @@ def error_report(
         lines += [f"            {frame.line}"] if frame.line else []
     if not frames:
         lines += ["  at        no line of the target's own code"]
-    lines += [f"  call      {_shown(note)}" for note in getattr(error, "__notes__", ())]
+    lines += [f"  call      {_shown(note)}" for note in _notes(error)]
     return "\n".join([*lines, *_context(law, case, device, target)])
 
 
@@ -102,6 +102,12 @@ def message_of(error: BaseException) -> str:
         return str(error)
     except BaseException as worse:
         return f"its text raises {type(worse).__name__}"
+
+
+def _notes(error: BaseException) -> list[str]:
+    """The notes of an exception, whose type may be the target's own and have anything there."""
+    notes = getattr(error, "__notes__", ())
+    return list(map(str, notes)) if isinstance(notes, list) else []
 
 
 def _shown(text: str) -> str:

@@ -110,6 +110,9 @@ def test_a_wrong_shape_is_named() -> None:
     comparison = compare("o", torch.zeros(2, 3), torch.zeros(3, 2).double(), None)
     assert not comparison.passed
     assert comparison.reason == "shape [2, 3], expected [3, 2]"
+    # More than any memory has.
+    got = torch.zeros(()).expand(1 << 40)
+    assert compare("o", got, torch.zeros(()).double(), None).reason.endswith("expected []")
 
 
 def test_empty_results_pass() -> None:

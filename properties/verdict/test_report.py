@@ -10,7 +10,7 @@ import torch
 
 from properties.cases.case import Case
 from properties.verdict import Budget, Comparison, compare
-from properties.verdict.report import regression_file, report
+from properties.verdict.report import error_report, regression_file, report
 
 DIMS = ("B", "T", "H", "V")
 DENSE = Case.of(
@@ -96,3 +96,12 @@ def test_a_regression_file_is_python_that_builds_the_case(case: Case) -> None:
     calls = [n for n in ast.walk(tree) if isinstance(n, ast.Call)]
     call = next(n for n in calls if isinstance(n.func, ast.Name) and n.func.id == "Case")
     assert eval(ast.unparse(call), {"Case": Case}) == case
+
+
+@pytest.mark.parametrize("notes", [3, ["said"], [None]])
+def test_notes_of_a_target_may_be_anything(notes: object) -> None:
+    error = ValueError("no")
+    error.__dict__["__notes__"] = notes
+    told = error_report("differential", DENSE, error, (), torch.device("cpu"))
+    assert told.startswith("differential: ValueError: no\n")
+    assert ("  call      said\n" in told) == (notes == ["said"])
