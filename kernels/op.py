@@ -20,6 +20,12 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _WIDTH = 92
+# How Triton begins to say that there is no GPU.
+_NO_DRIVER = "0 active drivers"
+_ON_A_CPU = (
+    "Triton has no driver: expected a GPU and tensors on it, or a simulated one, as "
+    "`python -m properties.simulator SCRIPT` has it"
+)
 
 
 class TileOption(TypedDict, total=False):
@@ -65,7 +71,12 @@ def op(
                     raise TypeError(
                         f"{page.__name__}() got an unexpected keyword argument {name!r}"
                     )
-            result: R = run(**{**defaults, **dict(zip(names, args, strict=False)), **kwargs})
+            try:
+                result: R = run(**{**defaults, **dict(zip(names, args, strict=False)), **kwargs})
+            except RuntimeError as error:
+                if _NO_DRIVER in str(error):
+                    raise RuntimeError(_ON_A_CPU) from error
+                raise
             return result
 
         # torch's compiler counts its recompilations by code object: each op needs its own.
