@@ -20,6 +20,8 @@ Given = dict[str, Any]
 Outputs = Tensor | tuple[Tensor | None, ...]
 # Tokens of most chunks, and of most blocks of keys.
 CHUNK = 64
+# Our argument name → that of releases up to 0.2.
+_EARLIER = {"cu_seqlens": "offsets"}
 SCALE = "-1 is a number; the sentinel becomes the default"
 _REQUIRED = "gates and strengths are required; none becomes zeros or ones"
 
@@ -84,7 +86,7 @@ class Mode:
     def _name(self, kernel: Kernel, name: str) -> str:
         taken = signature(kernel).parameters
         now = self.theirs.get(name, name)
-        return now if now in taken else self.earlier.get(name, now)
+        return now if now in taken else {**_EARLIER, **self.earlier}.get(name, now)
 
     def released(self, kernel: Kernel) -> bool:
         """Whether the release has this mode of a function that it has."""

@@ -1,5 +1,6 @@
 """Calls in which an argument means something else to fla, or is not optional there."""
 
+from inspect import signature
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from properties.catalogue import OPS
 from properties.catalogue.op import Role
 from properties.laws import LAWS, Subject
 from properties.targets import load
-from properties.targets.fla import delta, linear
+from properties.targets.fla import delta, linear, sums
 from properties.targets.fla.implementations import implementations
 
 CASES = {
@@ -62,6 +63,13 @@ def test_keys_of_selected_attention_have_boundaries_of_their_own() -> None:
     with torch.no_grad():
         o = implementations()[0]["selected_attention"]["parallel"].function(**given)
     torch.testing.assert_close(o, reference.selected_attention(**given)[0])
+
+
+def test_boundaries_go_to_releases_that_called_them_offsets() -> None:
+    def released(s: torch.Tensor, offsets: torch.Tensor | None = None) -> None: ...
+
+    made = sums.MODES["cumsum"]["fused"].implementation(OPS["cumsum"], released)
+    assert "cu_seqlens" in signature(made.function).parameters
 
 
 def test_decoding_refuses_a_window_of_no_keys() -> None:
