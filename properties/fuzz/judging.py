@@ -136,6 +136,9 @@ def load(origin: Origin, growth: int) -> str:
         _SUBJECT = origin.subject()
     except ValueError as error:
         return message_of(error)
+    except KeyboardInterrupt:
+        # Ctrl-C does not reach a worker.
+        return f"target: {origin.target!r} raises KeyboardInterrupt"
     # Reports name them, also once no file can be opened.
     versions()
     _MOST = resident() + growth

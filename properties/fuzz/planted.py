@@ -268,6 +268,15 @@ def breaking_at_once(device: torch.device) -> Adapter:
     return _loaded_with(refuse)
 
 
+def interrupting_at_once(device: torch.device) -> Adapter:
+    """Raises what Ctrl-C does in each process of the night that loads it."""
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    return _loaded_with(interrupt)
+
+
 def _loaded_with(first: Callable[[], object]) -> Adapter:
     if multiprocessing.parent_process() is not None:
         first()

@@ -290,6 +290,7 @@ def test_a_process_that_ends_without_an_error_is_reported(fuzz: Fuzz) -> None:
         ("crashing_at_once", f"{_NOT_STARTED}: it ends with SIGSEGV while it starts, at {_HERE}"),
         ("hanging_at_once", f"{_NOT_STARTED}: it hangs while it starts, at {_HERE}"),
         ("refusing_at_once", "not here"),
+        ("interrupting_at_once", f"target: '{planted.__name__}:interrupting_at_once' raises Keyb"),
         ("breaking_at_once", "target: 'properties.fuzz.planted:breaking_at_once' cannot be made: "),
     ],
 )
@@ -300,7 +301,10 @@ def test_a_target_that_no_process_can_load_begins_no_run(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(worker, "_STARTING", 2.0)
+    if target == "hanging_at_once":
+        # The first process waits for imports.
+        fuzz("good", "--examples", "1")
+        monkeypatch.setattr(worker, "_STARTING", 2.0)
     with pytest.raises(SystemExit) as ended:
         fuzz(target)
     assert ended.value.code == 2
