@@ -1,6 +1,7 @@
 """Gated attention as a layer that trains, prefills and decodes."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 
 from kernels.arguments import check_range, check_size, describe
 from kernels.cache import KVCache
+from kernels.cache.counts import token_counts
 from kernels.layers.heads import check_heads, part_of
 from kernels.layers.rotary_embedding import RotaryEmbedding
 from kernels.norm.l2norm import check_eps
@@ -39,6 +41,20 @@ class ZeroCentredRMSNorm(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{len(self.weight)}, eps={self.eps}"
+
+
+def _real_positions(
+    cache: KVCache, offset: int | Int[Tensor, " B"], tokens: int
+) -> Int[Tensor, "B T"]:
+    """Position of each token; padding is where the last real token of its sequence is, or at 0.
+
+    So no position of padding sets a scaling by the tokens so far.
+    """
+    counts = [min(count, tokens) for count in token_counts("offset", offset, cache.batch)]
+    length = cache.length
+    real = length.new_tensor(counts)[:, None]
+    place = torch.arange(tokens, device=length.device).minimum(real - 1)
+    return (length[:, None] + place) * (real > 0)
 
 
 class GatedAttention(nn.Module):
@@ -174,12 +190,12 @@ class GatedAttention(nn.Module):
             projection(x).view(batch, tokens, self.num_kv_heads, self.head_dim)
             for projection in (self.k_proj, self.v_proj)
         )
-        q, k = self.rotary(
-            self.q_norm(q),
-            self.k_norm(k),
-            seqlen_offsets=0 if cache is None else cache.length,
-            cu_seqlens=cu_seqlens,
-        )
+        where: dict[str, Any] = {"cu_seqlens": cu_seqlens}
+        if cache is not None and offset is None:
+            where = {"seqlen_offsets": cache.length}
+        elif cache is not None:
+            where = {"position_ids": _real_positions(cache, offset, tokens)}
+        q, k = self.rotary(self.q_norm(q), self.k_norm(k), **where)
         if cache is None:
             o, _ = attention(q, k, v, causal=True, window=self.window, cu_seqlens=cu_seqlens)
         else:

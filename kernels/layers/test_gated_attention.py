@@ -15,6 +15,14 @@ from kernels.layers.gated_attention import ZeroCentredRMSNorm
 
 # T, H, G, K and the batch all differ: a layer that mistakes one for another is wrong everywhere.
 HIDDEN, HEADS, KV_HEADS, HEAD_DIM, TOKENS, BATCH = 20, 4, 2, 8, 11, 3
+DYNAMIC = {"rope_type": "dynamic", "factor": 2.0, "original_max_position_embeddings": 4}
+LONGROPE = {
+    "rope_type": "longrope",
+    "short_factor": [1.0, 1.0],
+    "long_factor": [2.0, 4.0],
+    "original_max_position_embeddings": 6,
+    "factor": 4.0,
+}
 CACHES = ["contiguous", "paged", "sliding"]
 
 
@@ -91,6 +99,21 @@ def test_prompts_of_several_lengths_go_on_from_their_own_positions(
             got = torch.cat([first[n, :length], second[n]])
             torch.testing.assert_close(got, whole, rtol=1e-5, atol=1e-5)
             assert not first[n, length:].any()
+
+
+@pytest.mark.parametrize("scaling", [DYNAMIC, LONGROPE], ids=["dynamic", "longrope"])
+@pytest.mark.parametrize("kind", CACHES)
+def test_padding_sets_no_scaling(kind: str, scaling: Any, device: torch.device) -> None:
+    window = 3 if kind == "sliding" else None
+    layer = _layer(device, window=window, rope_scaling=scaling)
+    x, alone, padded = _x(device, BATCH, TOKENS), _cache(kind, device), _cache(kind, device)
+    with torch.no_grad():
+        # One sequence is empty in the first call, and has tokens but no new ones in the third.
+        for counts in ([2, 0, 3], [1, 1, 1], [0, 0, 2]):
+            offset = torch.tensor(counts)
+            want = layer(x[:, : max(counts)], cache=alone, offset=offset)
+            got = layer(x, cache=padded, offset=offset)
+            torch.testing.assert_close(got[:, : max(counts)], want, rtol=1e-5, atol=1e-5)
 
 
 def test_packed_sequences_are_kept_apart(device: torch.device) -> None:

@@ -19,10 +19,12 @@ from reference.layers import gated_attention
 
 HIDDEN, HEADS, KV_HEADS, HEAD_DIM = 20, 4, 2, 8
 BASE = 100.0
+# With all tokens of a case as its original maximum: only padding could reach beyond it.
+DYNAMIC = {"rope_type": "dynamic", "factor": 4.0}
 OPTIONS = st.fixed_dictionaries(
     {
         "partial_rotary_factor": st.sampled_from([0.25, 0.5, 1.0]),
-        "rope_scaling": st.sampled_from([None, {"rope_type": "linear", "factor": 4.0}]),
+        "rope_scaling": st.sampled_from([DYNAMIC, None, {"rope_type": "linear", "factor": 4.0}]),
         "window": st.none() | st.integers(1, 6),
         "bias": st.booleans(),
         "norm_eps": st.sampled_from([1e-6, 0.5]),
@@ -98,10 +100,12 @@ def _in_pieces(
     cache: KVCache,
     parts: list[int],
     fewer: list[int],
+    padding: int,
     want: Tensor,
 ) -> Tensor:
     """Call the layer with a cache on pieces of x, of which sequence n lacks the last
-    `fewer[n % len(fewer)]` tokens; return y, and for missing tokens what is wanted.
+    `fewer[n % len(fewer)]` tokens, and each has `padding` more; return y, and for missing tokens
+    what is wanted.
     """
     y = want.to(x)
     done = [0] * len(x)
@@ -109,10 +113,10 @@ def _in_pieces(
         for part in parts:
             counts = [max(0, part - fewer[n % len(fewer)]) for n in range(len(x))]
             # What is past a sequence's own tokens is padding, whatever it is.
-            piece = torch.full_like(x[:, :part], 1e4)
+            piece = x.new_full((len(x), part + padding, HIDDEN), 1e4)
             for n, (start, count) in enumerate(zip(done, counts, strict=True)):
                 piece[n, :count] = x[n, start : start + count]
-            ragged = counts != [part] * len(x)
+            ragged = counts != [part + padding] * len(x)
             got = layer(piece, cache=cache, offset=torch.tensor(counts) if ragged else None)
             for n, (start, count) in enumerate(zip(done, counts, strict=True)):
                 y[n, start : start + count] = got[n, :count]
@@ -130,6 +134,7 @@ def test_the_layer_is_its_formula_with_every_cache(dtype: torch.dtype, subject: 
         options=OPTIONS,
         packed=st.booleans(),
         fewer=st.lists(st.integers(0, 2), min_size=1, max_size=3),
+        padding=st.sampled_from([6, 0]),
         kind=st.sampled_from(["contiguous", "paged", "sliding"]),
         frozen=st.sets(st.integers(0, 10)),
         where=st.sampled_from(["grad", "checkpointed"]),
@@ -141,6 +146,7 @@ def test_the_layer_is_its_formula_with_every_cache(dtype: torch.dtype, subject: 
         options: dict[str, Any],
         packed: bool,
         fewer: list[int],
+        padding: int,
         kind: str,
         frozen: set[int],
         where: str,
@@ -148,6 +154,9 @@ def test_the_layer_is_its_formula_with_every_cache(dtype: torch.dtype, subject: 
     ) -> None:
         if kind == "sliding":
             options["window"] = options["window"] or 5
+        if options["rope_scaling"] is DYNAMIC:
+            tokens = max(2, sum(parts))
+            options["rope_scaling"] = {**DYNAMIC, "original_max_position_embeddings": tokens}
         layer = GatedAttention(
             HIDDEN, HEADS, num_kv_heads=KV_HEADS, head_dim=HEAD_DIM, rope_base=BASE, **options
         )
@@ -189,7 +198,8 @@ def test_the_layer_is_its_formula_with_every_cache(dtype: torch.dtype, subject: 
         judged = [*found.items()]
         if not packed:
             cache = _cache(kind, batch, options["window"] or 0, dtype, subject.device)
-            judged.append(("y", _in_pieces(layer, x.detach(), cache, parts, fewer, want["y"])))
+            y = _in_pieces(layer, x.detach(), cache, parts, fewer, padding, want["y"])
+            judged.append(("y", y))
         for name, got in judged:
             comparison = compare(name, got.detach(), want[name], allowed[name])
             assert comparison.passed, (name, comparison.reason, comparison.ratio)
