@@ -115,7 +115,8 @@ class RecurrentCache:
 
         Raises:
             TypeError: `state` is no float32 tensor, or `offset` no int and no int tensor.
-            ValueError: another shape or device than before, no such layer, a negative `offset`.
+            ValueError: another shape or device than before, no such layer, a negative `offset`,
+                2^63 tokens or more in all.
 
         A refused call changes nothing.
         """
@@ -132,12 +133,15 @@ class RecurrentCache:
                 f"{old.device} as before"
             )
         counts = token_counts("offset", offset, self.batch)
+        length = [a + b for a, b in zip(self._length[layer], counts, strict=True)]
+        if max(length) >= 2**63:
+            raise ValueError(f"offset: {max(counts)}, expected fewer than 2^63 tokens in all")
         if self._depth:
             past = self._past[layer]
             past.append((old, self._length[layer]))
             del past[: -self._depth]
         self._states[layer] = state
-        self._length[layer] = [a + b for a, b in zip(self._length[layer], counts, strict=True)]
+        self._length[layer] = length
         return state
 
     def crop(self, length: int | Tensor) -> None:

@@ -81,7 +81,8 @@ class RecurrentCache:
 
         Raises:
             TypeError: `state` is no tensor, or `offset` no int and no integer tensor.
-            ValueError: another batch or shape than before, no such layer, a negative `offset`.
+            ValueError: another batch or shape than before, no such layer, a negative `offset`,
+                2^63 tokens or more in all.
         """
         layer = self._check_layer(layer)
         batch = len(self.seen[layer])
@@ -96,11 +97,14 @@ class RecurrentCache:
                 f"{list(old.shape)} as before"
             )
         counts = token_counts("offset", offset, batch)
+        after = [s + c for s, c in zip(self.seen[layer], counts, strict=True)]
+        if max(after) >= 2**63:
+            raise ValueError(f"offset: {max(counts)}, expected fewer than 2^63 tokens in all")
         # With a checkpoint of no updates there is no past.
         past = [*self.past[layer], (old, self.seen[layer])]
         self.past[layer] = past[len(past) - min(len(past), self.kept) :]
         self.states[layer] = state
-        self.seen[layer] = [s + c for s, c in zip(self.seen[layer], counts, strict=True)]
+        self.seen[layer] = after
         return state
 
     def crop(self, length: int | Int[Tensor, " N"]) -> None:

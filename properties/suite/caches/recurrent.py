@@ -189,6 +189,8 @@ class RecurrentMachine(RuleBasedStateMachine):
             ("state", lambda: cache.update(state.half(), offset=1)),
             ("state", lambda: cache.update(state.double(), offset=1)),
             ("offset", lambda: cache.update(state, offset=-1)),
+            ("offset", lambda: cache.update(state, offset=2**63)),
+            ("offset", lambda: self.model.update(state, offset=2**63)),
             ("offset", lambda: cache.update(state, offset=1.0)),
             ("offset", lambda: cache.update(state, offset=True)),
             ("offset", lambda: cache.update(state, offset=None)),
