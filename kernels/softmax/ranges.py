@@ -47,8 +47,8 @@ def powers(
     cu_seqlens: Int[Tensor, " N+1"] | None,
     cu_seqlens_k: Int[Tensor, " N+1"] | None,
 ) -> Powers | None:
-    """Return what to divide by; None for values in a dtype of float32's range."""
-    if v.dtype != torch.float16:
+    """Return what to divide by; None for values in a dtype of float32's range, and for no heads."""
+    if v.dtype != torch.float16 or do.shape[2] == 0:
         return None
     of_queries, of_keys = (_sequences(n, x) for n, x in ((cu_seqlens, do), (cu_seqlens_k, v)))
     count = do.shape[0] if cu_seqlens is None else len(cu_seqlens) - 1
