@@ -86,7 +86,7 @@ def test_law_holds_of_pages_of_eight_bits(
         for longest, extents in ((40, ORDINARY), (8, [frozenset({"wide"})]))
     ]
 
-    @settings(max_examples=6)
+    @settings(max_examples=24 if law == "differential" else 6)
     @given(st.one_of(each))
     def holds(case: Case) -> None:
         LAWS[law](op, op.settle(case), subject)
