@@ -133,8 +133,8 @@ class _Signature(Signature):
             if letter in sizes:
                 name = next(n for n, spec in self.dims.items() if spec.endswith(letter))
                 arguments.check_range(f"{letter} (the last dim of {name})", sizes[letter], 1, 256)
-        heads, groups = sizes.get("H", 0), sizes.get("G", 0)
-        if heads % groups if groups else "G" in sizes and heads:
+        heads, groups = (sizes.get(letter) for letter in "HG")
+        if groups is not None and heads != groups and (groups == 0 or heads % groups):
             name = next(n for n, spec in self.dims.items() if spec.endswith("H V"))
             others = " and ".join(n for n, spec in self.dims.items() if "G" in spec)
             expected = f"a multiple of the {sizes['G']} heads of {others}"
