@@ -128,7 +128,9 @@ def _custom_op(
     """Register a function of arguments by name as a `torch.library` op of arguments by position."""
 
     def run(*arguments: Any) -> Tensor | tuple[Tensor, ...]:
-        return _filled(function(**dict(zip(takes, arguments, strict=True))), arguments[0])
+        # Triton launches on the current device, wherever the tensors are.
+        with torch.cuda.device_of(arguments[0]):
+            return _filled(function(**dict(zip(takes, arguments, strict=True))), arguments[0])
 
     arguments = ", ".join(f"{kind} {each}" for each, kind in takes.items())
     schema = f"({arguments}) -> ({', '.join(['Tensor'] * returns)})"

@@ -326,28 +326,27 @@ class Call:
         q, k, v = dense_rows(*(x.to(self.dtype) for x in (self.q, self.k, self.v)))
         boundaries = self.cu_seqlens, self.cu_seqlens_k
         constants = {"SINK": self.sink is not None, **self.constants}
-        with torch.cuda.device_of(q):
-            if self.wide:
-                parts, shape = wide_heads.shape(self.entry, value_dim)
-                count = cdiv(longest, shape["QUERIES"])
-                wide_heads.wide_forward[(count * parts * self.sequences * heads,)](
-                    q, k, v, o, lse, *softmax, self.sink, self.alibi_slopes, *boundaries,
-                    *self.numbers, count, parts, heads, *self.dims,
-                    *wide_heads.strides(q, k, v), *self.pairs, **constants, **shape,
-                )  # fmt: skip
-                return [o, lse, softmax]
-            gates = (None, None, None)
-            if self.g is not None:
-                gates = cumulative_gates(self.g, self.cu_seqlens_k)
-            tile = self.tile_of("")
-            count = cdiv(longest, tile.tokens)
-            attention_forward[(count * self.sequences * heads,)](
-                q, k, v, o, lse, *softmax, self.sink, self.alibi_slopes, *gates, *boundaries,
-                *self.numbers, count, heads, *self.dims,
-                *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *self.pairs,
-                GATED=self.g is not None, **constants,
-                **launch(tile, k, v, held="QUERIES", read="KEYS"),
+        if self.wide:
+            parts, shape = wide_heads.shape(self.entry, value_dim)
+            count = cdiv(longest, shape["QUERIES"])
+            wide_heads.wide_forward[(count * parts * self.sequences * heads,)](
+                q, k, v, o, lse, *softmax, self.sink, self.alibi_slopes, *boundaries,
+                *self.numbers, count, parts, heads, *self.dims,
+                *wide_heads.strides(q, k, v), *self.pairs, **constants, **shape,
             )  # fmt: skip
+            return [o, lse, softmax]
+        gates = (None, None, None)
+        if self.g is not None:
+            gates = cumulative_gates(self.g, self.cu_seqlens_k)
+        tile = self.tile_of("")
+        count = cdiv(longest, tile.tokens)
+        attention_forward[(count * self.sequences * heads,)](
+            q, k, v, o, lse, *softmax, self.sink, self.alibi_slopes, *gates, *boundaries,
+            *self.numbers, count, heads, *self.dims,
+            *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *self.pairs,
+            GATED=self.g is not None, **constants,
+            **launch(tile, k, v, held="QUERIES", read="KEYS"),
+        )  # fmt: skip
         return [o, lse, softmax]
 
     def backward(self, do: Tensor, dlse: Tensor, o: Tensor, softmax: Tensor) -> list[Tensor | None]:
@@ -369,30 +368,29 @@ class Call:
             do, dlse = scaled.divided(do, dlse)
         q, k, v, do = dense_rows(q, k, v, do.to(self.dtype))
         dg = dbias = None
-        with torch.cuda.device_of(q):
-            gates = (None, None, None)
+        gates = (None, None, None)
+        if self.g is not None:
+            gates = cumulative_gates(self.g, self.cu_seqlens_k)
+        launches = _Backward(
+            call=self, q=q, k=k, v=v, do=do, dlse=dlse.contiguous(), o=o, softmax=softmax,
+            terms=terms, gates=gates, longest_q=longest_q, longest_k=longest_k,
+        )  # fmt: skip
+        if self.wide:
+            launches.wide(dq, dk, dv)
+        else:
+            row_sums, column_sums = launches.narrow(dq, dk, dv)
             if self.g is not None:
-                gates = cumulative_gates(self.g, self.cu_seqlens_k)
-            launches = _Backward(
-                call=self, q=q, k=k, v=v, do=do, dlse=dlse.contiguous(), o=o, softmax=softmax,
-                terms=terms, gates=gates, longest_q=longest_q, longest_k=longest_k,
-            )  # fmt: skip
-            if self.wide:
-                launches.wide(dq, dk, dv)
-            else:
-                row_sums, column_sums = launches.narrow(dq, dk, dv)
-                if self.g is not None:
-                    dg = launches.gate_gradient(row_sums, column_sums)
-                    if scaled is not None:
-                        dg = dg * scaled.of_keys[..., None]
-                    dg = dg.to(self.g.dtype, memory_format=torch.contiguous_format)
-            if scaled is not None:
-                scaled.restore(dq, dk, dv)
-                # Gradients of a sink and of a bias are not stored before they are summed.
-                terms[..., 2:].mul_(scaled.of_queries[:, None, :, None])
-            if self.bias is not None:
-                (do,) = dense_rows(given.to(self.dtype))
-                dbias = replace(launches, do=do).bias_gradient(self.bias)
+                dg = launches.gate_gradient(row_sums, column_sums)
+                if scaled is not None:
+                    dg = dg * scaled.of_keys[..., None]
+                dg = dg.to(self.g.dtype, memory_format=torch.contiguous_format)
+        if scaled is not None:
+            scaled.restore(dq, dk, dv)
+            # Gradients of a sink and of a bias are not stored before they are summed.
+            terms[..., 2:].mul_(scaled.of_queries[:, None, :, None])
+        if self.bias is not None:
+            (do,) = dense_rows(given.to(self.dtype))
+            dbias = replace(launches, do=do).bias_gradient(self.bias)
         dsink = None if self.sink is None else sink_gradient(self.sink, softmax, terms[..., 2])
         return [dq, dk, dv, dsink, dg, dbias]
 

@@ -381,8 +381,7 @@ def _forward(
     *, q: Tensor, k: Tensor, v: Tensor, beta: Tensor | None, cu_seqlens: Tensor | None,
     scale: float, tile: int,
 ) -> list[Tensor | None]:  # fmt: skip
-    with torch.cuda.device_of(q):
-        o, *_ = _reads(*contiguous(q, k, v, beta), cu_seqlens, scale, tile)
+    o, *_ = _reads(*contiguous(q, k, v, beta), cu_seqlens, scale, tile)
     return [o]
 
 
@@ -397,30 +396,29 @@ def _backward(
     dbeta = None if beta is None else torch.empty_like(beta)
     if dv.numel() == 0:
         return [dq, dk, dv, dbeta, None]
-    with torch.cuda.device_of(q):
-        _, u, a, terms = _reads(q, k, v, beta, cu_seqlens, scale, tile)
-        shape = _shape(q, v, tile)
-        chunks = cut(batch, tokens, cu_seqlens, shape["C"])
-        longest = check_boundaries("cu_seqlens", cu_seqlens, tokens)
-        packed, count = cu_seqlens is not None, batch * heads * tokens
-        factor = scale * LOG2E.value
-        du, da = u.new_empty(2, *u.shape)
-        grid = (chunks.sequences * heads * cdiv(value_dim, shape["BV"]),)
-        for chunk in reversed(range(cdiv(longest, shape["C"]))):
-            _send_back[grid](
-                q, k, beta, do, da, du, terms, cu_seqlens, factor, chunk, tokens, heads, count,
-                key_dim, value_dim, PACKED=packed, **shape,
-            )  # fmt: skip
-        pad = {"PAD_K": max(16, next_power_of_2(key_dim))}
-        where = chunks.sequences, tokens, heads, count
-        _by_query[(chunks.count * heads,)](
-            q, k, du, do, u, a, da, dq, dbeta, terms, cu_seqlens, scale, factor,
-            *where, chunks.count, key_dim, value_dim, PACKED=packed, **shape, **pad,
+    _, u, a, terms = _reads(q, k, v, beta, cu_seqlens, scale, tile)
+    shape = _shape(q, v, tile)
+    chunks = cut(batch, tokens, cu_seqlens, shape["C"])
+    longest = check_boundaries("cu_seqlens", cu_seqlens, tokens)
+    packed, count = cu_seqlens is not None, batch * heads * tokens
+    factor = scale * LOG2E.value
+    du, da = u.new_empty(2, *u.shape)
+    grid = (chunks.sequences * heads * cdiv(value_dim, shape["BV"]),)
+    for chunk in reversed(range(cdiv(longest, shape["C"]))):
+        _send_back[grid](
+            q, k, beta, do, da, du, terms, cu_seqlens, factor, chunk, tokens, heads, count,
+            key_dim, value_dim, PACKED=packed, **shape,
         )  # fmt: skip
-        _by_key[(chunks.count * heads,)](
-            q, k, u, da, dk, terms, cu_seqlens, scale, factor, *where, key_dim, value_dim,
-            PACKED=packed, **shape, **pad,
-        )  # fmt: skip
+    pad = {"PAD_K": max(16, next_power_of_2(key_dim))}
+    where = chunks.sequences, tokens, heads, count
+    _by_query[(chunks.count * heads,)](
+        q, k, du, do, u, a, da, dq, dbeta, terms, cu_seqlens, scale, factor,
+        *where, chunks.count, key_dim, value_dim, PACKED=packed, **shape, **pad,
+    )  # fmt: skip
+    _by_key[(chunks.count * heads,)](
+        q, k, u, da, dk, terms, cu_seqlens, scale, factor, *where, key_dim, value_dim,
+        PACKED=packed, **shape, **pad,
+    )  # fmt: skip
     return [dq, dk, du.to(v.dtype), dbeta, None]
 
 

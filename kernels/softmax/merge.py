@@ -112,12 +112,11 @@ def _launch(kernel, tensors, outputs, base2: bool, *numbers: float, tile: int, *
     count = outputs[0].numel() // dim
     if count:
         tensors = contiguous(*tensors)
-        with torch.cuda.device_of(outputs[0]):
-            kernel[(cdiv(count, entry.tokens),)](
-                *tensors, *outputs, 1.0 if base2 else LOG2E.value, *numbers,
-                count, tokens, heads, dim,
-                ROWS=entry.tokens, PAD=next_power_of_2(dim), num_warps=entry.num_warps, **constants,
-            )  # fmt: skip
+        kernel[(cdiv(count, entry.tokens),)](
+            *tensors, *outputs, 1.0 if base2 else LOG2E.value, *numbers,
+            count, tokens, heads, dim,
+            ROWS=entry.tokens, PAD=next_power_of_2(dim), num_warps=entry.num_warps, **constants,
+        )  # fmt: skip
 
 
 def _forward(

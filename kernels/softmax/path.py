@@ -54,20 +54,19 @@ def _forward(
         return [o]
     q, k, v, w, beta = contiguous(q, k, v, w, beta)
     heads = q.shape[2]
-    with torch.cuda.device_of(q):
-        entry = tiles.TABLE["path_attn", "parallel"][tile]
-        call = Call(q, k, v, g, cu_seqlens, longest, entry)
-        x = empty_pieces(q, 2, *q.shape)
-        within = call.within(k, w, beta, x, scale)
-        queries = call.tile("attend")
-        shape = call.walk("attend")
-        count = cut(*q.shape[:2], cu_seqlens, queries.tokens).count
-        attend[(count * heads,)](
-            x, within.k, within.m, v, o, within.scores, o, o, o, *call.gates, cu_seqlens,
-            0, *call.of_queries, call.spans.count, count, call.key_dim, call.value_dim,
-            GRADIENT=False, BQ=queries.tokens, BN=queries.keys, C=call.block.tokens,
-            SLICE=min(shape["BK"], 64), **shape,
-        )  # fmt: skip
+    entry = tiles.TABLE["path_attn", "parallel"][tile]
+    call = Call(q, k, v, g, cu_seqlens, longest, entry)
+    x = empty_pieces(q, 2, *q.shape)
+    within = call.within(k, w, beta, x, scale)
+    queries = call.tile("attend")
+    shape = call.walk("attend")
+    count = cut(*q.shape[:2], cu_seqlens, queries.tokens).count
+    attend[(count * heads,)](
+        x, within.k, within.m, v, o, within.scores, o, o, o, *call.gates, cu_seqlens,
+        0, *call.of_queries, call.spans.count, count, call.key_dim, call.value_dim,
+        GRADIENT=False, BQ=queries.tokens, BN=queries.keys, C=call.block.tokens,
+        SLICE=min(shape["BK"], 64), **shape,
+    )  # fmt: skip
     return [o]
 
 
@@ -212,15 +211,14 @@ def _backward(
     q, k, v, w, beta, g, do = contiguous(q, k, v, w, beta, g, d0)
     if q.numel() == 0:
         return [*(None if x is None else torch.zeros_like(x) for x in (q, k, v, w, beta, g)), None]
-    with torch.cuda.device_of(q):
-        entry = tiles.TABLE["path_attn", "parallel"][tile]
-        call = Call(q, k, v, g, cu_seqlens, longest, entry)
-        x = empty_pieces(q, 1 + RUN, *q.shape)
-        within = call.within(k, w, beta, x, scale)
-        walked = _walk(call, within, x, v, do)
-        del x  # before what follows wants memory
-        dg = None if g is None else _gate_gradient(call, walked, g)
-        dq, dk, dw, dbeta = _through_spans(call, within, walked, q, k, w, beta, scale)
+    entry = tiles.TABLE["path_attn", "parallel"][tile]
+    call = Call(q, k, v, g, cu_seqlens, longest, entry)
+    x = empty_pieces(q, 1 + RUN, *q.shape)
+    within = call.within(k, w, beta, x, scale)
+    walked = _walk(call, within, x, v, do)
+    del x  # before what follows wants memory
+    dg = None if g is None else _gate_gradient(call, walked, g)
+    dq, dk, dw, dbeta = _through_spans(call, within, walked, q, k, w, beta, scale)
     return [dq, dk, walked.dv.to(v.dtype), dw, dbeta.to(beta.dtype), dg, None]
 
 

@@ -179,14 +179,13 @@ def _forward(
     parts = cdiv(group, rows)
     dims, constants = _launch(tile, k, v, rows=rows)
     q, k, v = dense_rows(q, k, v)
-    with torch.cuda.device_of(q):
-        selected_forward[(batch * queries * select_heads * parts,)](
-            q, k, v, o, lse, *softmax,
-            selection.slots, selection.counts, selection.positions, selection.starts,
-            scale * LOG2E.value, queries, select_heads, indices.shape[3], block_size, parts,
-            select_heads // k.shape[2], group, *dims,
-            *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], **constants,
-        )  # fmt: skip
+    selected_forward[(batch * queries * select_heads * parts,)](
+        q, k, v, o, lse, *softmax,
+        selection.slots, selection.counts, selection.positions, selection.starts,
+        scale * LOG2E.value, queries, select_heads, indices.shape[3], block_size, parts,
+        select_heads // k.shape[2], group, *dims,
+        *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], **constants,
+    )  # fmt: skip
     return [o, lse, softmax]
 
 
@@ -215,27 +214,26 @@ def _backward(
     q, k, v, do = dense_rows(q, k, v, do)
     strides = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *do.stride()[:3])
     factor = scale * LOG2E.value
-    with torch.cuda.device_of(q):
-        if dq.numel():
-            rows = _rows(tile, group)
-            parts = cdiv(group, rows)
-            dims, constants = _launch(tile, k, v, rows=rows)
-            selected_backward_q[(batch * queries * select_heads * parts,)](
-                q, k, v, o, do, dlse.contiguous(), *softmax, deltas, dq,
-                selection.slots, selection.counts, selection.positions, selection.starts,
-                scale, factor, queries, select_heads, indices.shape[3], block_size, parts,
-                share, group, *dims, *strides, **constants,
-            )  # fmt: skip
-        if dk.numel():
-            entry = tiles.TABLE["selected_attention", "parallel"][tile]
-            dims, constants = _launch(tile, k, v, rows=entry.tokens)
-            count, parts = selection.blocks.shape[0], cdiv(block_size, entry.keys)
-            selected_backward_kv[(batch * kv_heads * count * parts,)](
-                q, k, v, do, *softmax, deltas, dk, dv,
-                *selection.queries_by_block(), selection.positions, selection.blocks,
-                scale, factor, queries, keys, kv_heads, count, block_size, parts,
-                share, group, *dims, *strides, **constants,
-            )  # fmt: skip
+    if dq.numel():
+        rows = _rows(tile, group)
+        parts = cdiv(group, rows)
+        dims, constants = _launch(tile, k, v, rows=rows)
+        selected_backward_q[(batch * queries * select_heads * parts,)](
+            q, k, v, o, do, dlse.contiguous(), *softmax, deltas, dq,
+            selection.slots, selection.counts, selection.positions, selection.starts,
+            scale, factor, queries, select_heads, indices.shape[3], block_size, parts,
+            share, group, *dims, *strides, **constants,
+        )  # fmt: skip
+    if dk.numel():
+        entry = tiles.TABLE["selected_attention", "parallel"][tile]
+        dims, constants = _launch(tile, k, v, rows=entry.tokens)
+        count, parts = selection.blocks.shape[0], cdiv(block_size, entry.keys)
+        selected_backward_kv[(batch * kv_heads * count * parts,)](
+            q, k, v, do, *softmax, deltas, dk, dv,
+            *selection.queries_by_block(), selection.positions, selection.blocks,
+            scale, factor, queries, keys, kv_heads, count, block_size, parts,
+            share, group, *dims, *strides, **constants,
+        )  # fmt: skip
     if scaled is not None:
         scaled.restore(dq, dk, dv)
     return [dq, dk, dv]

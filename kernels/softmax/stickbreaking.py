@@ -301,12 +301,11 @@ def _forward(
     q, k, v = dense_rows(q, k, v)
     shape = _shape(k, v, tile)
     count = cdiv(longest, shape["QUERIES"])
-    with torch.cuda.device_of(q):
-        _near_to_far[(count * count_sequences(batch, cu_seqlens) * heads,)](
-            q, k, v, o, rest, rest, rest, cu_seqlens, scale * LOG2E.value, tokens, count, heads,
-            0, *_dims(q, k, v), *_strides(q, k, v), BORDERS=False,
-            **_constants(q, cu_seqlens, attend_current), **shape,
-        )  # fmt: skip
+    _near_to_far[(count * count_sequences(batch, cu_seqlens) * heads,)](
+        q, k, v, o, rest, rest, rest, cu_seqlens, scale * LOG2E.value, tokens, count, heads,
+        0, *_dims(q, k, v), *_strides(q, k, v), BORDERS=False,
+        **_constants(q, cu_seqlens, attend_current), **shape,
+    )  # fmt: skip
     return [o, rest]
 
 
@@ -332,19 +331,18 @@ def _backward(
         by_key["num_warps"] = 8
     factor, dims = scale * LOG2E.value, _dims(q, k, v)
     constants = _constants(q, cu_seqlens, attend_current)
-    with torch.cuda.device_of(q):
-        _near_to_far[(count * sequences * heads,)](
-            q, k, v, d0, d0, nearer, of_all, cu_seqlens, factor, tokens, count, heads, borders,
-            *dims, *_strides(q, k, v), BORDERS=True, **constants, **shape,
-        )  # fmt: skip
-        _far_to_near[(count * sequences * heads,)](
-            q, k, v, d0, d1, dq, nearer, farther, of_all, cu_seqlens, scale, factor, tokens, count,
-            heads, borders, *dims, *_strides(q, k, v, d0), **constants, **shape,
-        )  # fmt: skip
-        _by_key[(borders * sequences * k.shape[2],)](
-            q, k, v, d0, dk, dv, nearer, farther, cu_seqlens, scale, factor, tokens, borders,
-            k.shape[2], borders, *dims, *_strides(q, k, v, d0), **constants, **by_key,
-        )  # fmt: skip
+    _near_to_far[(count * sequences * heads,)](
+        q, k, v, d0, d0, nearer, of_all, cu_seqlens, factor, tokens, count, heads, borders,
+        *dims, *_strides(q, k, v), BORDERS=True, **constants, **shape,
+    )  # fmt: skip
+    _far_to_near[(count * sequences * heads,)](
+        q, k, v, d0, d1, dq, nearer, farther, of_all, cu_seqlens, scale, factor, tokens, count,
+        heads, borders, *dims, *_strides(q, k, v, d0), **constants, **shape,
+    )  # fmt: skip
+    _by_key[(borders * sequences * k.shape[2],)](
+        q, k, v, d0, dk, dv, nearer, farther, cu_seqlens, scale, factor, tokens, borders,
+        k.shape[2], borders, *dims, *_strides(q, k, v, d0), **constants, **by_key,
+    )  # fmt: skip
     return [dq, dk, dv, None]
 
 

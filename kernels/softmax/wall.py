@@ -541,14 +541,13 @@ def _forward(
     o = q.new_empty(*q.shape[:3], v.shape[3])
     if o.numel() == 0:
         return [o]
-    with torch.cuda.device_of(q):
-        entry = tiles.TABLE["wall_attn", "parallel"][tile]
-        call, _, _ = _prepare(q, k, v, g, gs, cu_seqlens, scale, window, entry, False)
-        _by_query[(call.chunks.count * q.shape[2],)](
-            call.q, call.k, call.v, o, call.passed, call.scores, o, o, o, sink,
-            *call.gates, cu_seqlens, *call.sizes, call.chunks.count, *call.dims,
-            GRADIENT=False, SINK=sink is not None, **call.constants, **call.shape("by_query"),
-        )  # fmt: skip
+    entry = tiles.TABLE["wall_attn", "parallel"][tile]
+    call, _, _ = _prepare(q, k, v, g, gs, cu_seqlens, scale, window, entry, False)
+    _by_query[(call.chunks.count * q.shape[2],)](
+        call.q, call.k, call.v, o, call.passed, call.scores, o, o, o, sink,
+        *call.gates, cu_seqlens, *call.sizes, call.chunks.count, *call.dims,
+        GRADIENT=False, SINK=sink is not None, **call.constants, **call.shape("by_query"),
+    )  # fmt: skip
     return [o]
 
 
@@ -564,55 +563,54 @@ def _backward(
         nothing = (torch.zeros_like(x, memory_format=torch.contiguous_format) for x in (k, v))
         return [dq, *nothing, dg, dgs, None if sink is None else torch.zeros_like(sink), None]
     (do,) = contiguous(d0)
-    with torch.cuda.device_of(q):
-        entry = tiles.TABLE["wall_attn", "parallel"][tile]
-        entry = entry.kernels.get("backward", entry)
-        call, q, k = _prepare(q, k, v, g, gs, cu_seqlens, scale, window, entry, True)
-        chunks, length = call.chunks, call.entry.tokens
-        gated, count = gs is not None, chunks.count
-        widest = cdiv(call.longest, length)
-        terms = q.new_empty(3, batch, heads, tokens, dtype=torch.float32)
-        rows, columns = terms.new_empty(2, batch, heads, tokens if gated else 0)
-        dq_decayed, dk_decayed = terms.new_empty(2, *q.shape)
-        dscores = torch.empty_like(call.scores)
-        through = terms.new_empty(count, heads, key_dim + gated)
-        # Behind a window nothing is written.
-        between = (terms.new_empty if window is None else terms.new_zeros)(
-            count, heads, widest, key_dim + gated
-        )
-        _by_query[(count * heads,)](
-            call.q, call.k, call.v, do, call.passed, call.scores, do, dscores, terms, sink,
-            *call.gates, cu_seqlens, *call.sizes, count, *call.dims,
-            GRADIENT=True, SINK=sink is not None, **call.constants, **call.shape("by_query"),
-        )  # fmt: skip
-        _queries_backward[(count * heads,)](
-            call.q, call.k, call.v, do, call.passed, terms, dq_decayed, rows, between,
-            *call.gates, cu_seqlens, *call.sizes, count, widest, *call.dims, **call.constants,
-            **call.shape("queries_backward"),
-        )  # fmt: skip
-        each_head = keys_gradient_dtype(v, heads)
-        dk = k.new_empty(k.shape, dtype=each_head)
-        dv = v.new_empty(*q.shape[:3], v.shape[3], dtype=each_head)
-        _by_key[(count * heads,)](
-            call.q, call.k, call.v, do, call.passed, call.scores, dk_decayed, dv, columns,
-            terms, *call.gates, cu_seqlens, *call.sizes, *call.dims, **call.constants,
-            **call.shape("by_key"),
-        )  # fmt: skip
-        where = cu_seqlens, chunks.sequences, tokens, heads
-        packed = cu_seqlens is not None
-        block = min(128, next_power_of_2(key_dim + gated))
-        sum_between[(count * heads * cdiv(key_dim + gated, block),)](
-            between, through, *where, widest, key_dim + gated,
-            C=length, BLOCK=block, PACKED=packed,
-        )  # fmt: skip
-        own = call.entry.of("within")
-        BK, _ = blocks(key_dim, key_dim, own, q.dtype)
-        _within_backward[(count * heads * cdiv(key_dim, BK),)](
-            q, k, call.g, dq_decayed, dk_decayed, through, dscores, rows, columns,
-            dq, dk, dg, dgs, cu_seqlens, scale, *where[1:], key_dim,
-            C=length, BK=BK, LEVELS=length.bit_length() - 1, GATED=gated, PACKED=packed,
-            num_warps=own.num_warps, num_stages=1,
-        )  # fmt: skip
+    entry = tiles.TABLE["wall_attn", "parallel"][tile]
+    entry = entry.kernels.get("backward", entry)
+    call, q, k = _prepare(q, k, v, g, gs, cu_seqlens, scale, window, entry, True)
+    chunks, length = call.chunks, call.entry.tokens
+    gated, count = gs is not None, chunks.count
+    widest = cdiv(call.longest, length)
+    terms = q.new_empty(3, batch, heads, tokens, dtype=torch.float32)
+    rows, columns = terms.new_empty(2, batch, heads, tokens if gated else 0)
+    dq_decayed, dk_decayed = terms.new_empty(2, *q.shape)
+    dscores = torch.empty_like(call.scores)
+    through = terms.new_empty(count, heads, key_dim + gated)
+    # Behind a window nothing is written.
+    between = (terms.new_empty if window is None else terms.new_zeros)(
+        count, heads, widest, key_dim + gated
+    )
+    _by_query[(count * heads,)](
+        call.q, call.k, call.v, do, call.passed, call.scores, do, dscores, terms, sink,
+        *call.gates, cu_seqlens, *call.sizes, count, *call.dims,
+        GRADIENT=True, SINK=sink is not None, **call.constants, **call.shape("by_query"),
+    )  # fmt: skip
+    _queries_backward[(count * heads,)](
+        call.q, call.k, call.v, do, call.passed, terms, dq_decayed, rows, between,
+        *call.gates, cu_seqlens, *call.sizes, count, widest, *call.dims, **call.constants,
+        **call.shape("queries_backward"),
+    )  # fmt: skip
+    each_head = keys_gradient_dtype(v, heads)
+    dk = k.new_empty(k.shape, dtype=each_head)
+    dv = v.new_empty(*q.shape[:3], v.shape[3], dtype=each_head)
+    _by_key[(count * heads,)](
+        call.q, call.k, call.v, do, call.passed, call.scores, dk_decayed, dv, columns,
+        terms, *call.gates, cu_seqlens, *call.sizes, *call.dims, **call.constants,
+        **call.shape("by_key"),
+    )  # fmt: skip
+    where = cu_seqlens, chunks.sequences, tokens, heads
+    packed = cu_seqlens is not None
+    block = min(128, next_power_of_2(key_dim + gated))
+    sum_between[(count * heads * cdiv(key_dim + gated, block),)](
+        between, through, *where, widest, key_dim + gated,
+        C=length, BLOCK=block, PACKED=packed,
+    )  # fmt: skip
+    own = call.entry.of("within")
+    BK, _ = blocks(key_dim, key_dim, own, q.dtype)
+    _within_backward[(count * heads * cdiv(key_dim, BK),)](
+        q, k, call.g, dq_decayed, dk_decayed, through, dscores, rows, columns,
+        dq, dk, dg, dgs, cu_seqlens, scale, *where[1:], key_dim,
+        C=length, BK=BK, LEVELS=length.bit_length() - 1, GATED=gated, PACKED=packed,
+        num_warps=own.num_warps, num_stages=1,
+    )  # fmt: skip
     dk, dv = (of_each_group(x, groups).to(v.dtype) for x in (dk, dv))
     dsink = None if sink is None else sink_gradient(sink, terms[:2], terms[2])
     return [dq, dk, dv, dg, dgs, dsink, None]

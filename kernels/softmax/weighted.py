@@ -417,14 +417,13 @@ def _rows_of_queries(
     tile = weights.tile if do is None else weights.tile.of("dq")
     count = cdiv(longest, tile.tokens)
     q, k, v, r, do = dense_rows(q, k, v, r, do)
-    with torch.cuda.device_of(q):
-        _by_query[(count * count_sequences(batch, cu_seqlens) * heads,)](
-            q, k, v, r, do, out, dr, terms, cu_seqlens, cu_seqlens_k, *numbers, weights.eps,
-            window, queries, k.shape[1], count, heads, *dims,
-            *_strides(q, k, v, q if r is None else r, q if do is None else do),
-            GRADIENT=do is not None, **constants,
-            **launch(tile, k, v, held="QUERIES", read="KEYS"),
-        )  # fmt: skip
+    _by_query[(count * count_sequences(batch, cu_seqlens) * heads,)](
+        q, k, v, r, do, out, dr, terms, cu_seqlens, cu_seqlens_k, *numbers, weights.eps,
+        window, queries, k.shape[1], count, heads, *dims,
+        *_strides(q, k, v, q if r is None else r, q if do is None else do),
+        GRADIENT=do is not None, **constants,
+        **launch(tile, k, v, held="QUERIES", read="KEYS"),
+    )  # fmt: skip
     return terms
 
 
@@ -460,12 +459,11 @@ def _backward(
     tile = weights.tile.of("dkv")
     count = cdiv(longest, tile.tokens)
     q, k, v, r, d0 = dense_rows(q, k, v, r, d0)
-    with torch.cuda.device_of(q):
-        _by_key[(count * count_sequences(batch, cu_seqlens) * kv_heads,)](
-            q, k, v, r, d0, dk, dv, terms, cu_seqlens, cu_seqlens_k, *numbers, window, q.shape[1],
-            keys, count, kv_heads, *dims, *_strides(q, k, v, q if r is None else r, d0),
-            **constants, **launch(tile, k, v, held="KEYS", read="QUERIES"),
-        )  # fmt: skip
+    _by_key[(count * count_sequences(batch, cu_seqlens) * kv_heads,)](
+        q, k, v, r, d0, dk, dv, terms, cu_seqlens, cu_seqlens_k, *numbers, window, q.shape[1],
+        keys, count, kv_heads, *dims, *_strides(q, k, v, q if r is None else r, d0),
+        **constants, **launch(tile, k, v, held="KEYS", read="QUERIES"),
+    )  # fmt: skip
     return [dq, dk, dv, dr, None, None]
 
 
