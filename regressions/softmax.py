@@ -52,8 +52,8 @@ BUGS = {
         pinned=TWO_BLOCKS,
         planted=Edit(
             "kernels.softmax.attention",
-            "count = cdiv(longest, tile.tokens)\n            attention_forward",
-            "count = self.sequences\n            attention_forward",
+            "count = cdiv(longest, tile.tokens)\n        attention_forward",
+            "count = self.sequences\n        attention_forward",
         ),
     ),
     "boundaries_ignored": KnownBug(
