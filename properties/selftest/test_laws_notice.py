@@ -673,7 +673,7 @@ def test_a_law_that_is_switched_off_is_seen(name: str, monkeypatch: pytest.Monke
     # A law that accepts one case of the oracle accepts all of them.
     monkeypatch.setattr(Job, "share", lambda job, examples, times=1.0: 1)
     op = next(op for op in OPS.values() if name in op.laws)
-    for planted in PLANTED:
-        if planted.law == name and planted.possible(op):
-            with pytest.raises(AssertionError, match="accepted in"):
-                test_law_notices(op, planted)
+    # Nobody calls the target, so that one bug stands for all.
+    planted = next(one for one in PLANTED if one.law == name and one.possible(op))
+    with pytest.raises(AssertionError, match="accepted in"):
+        test_law_notices(op, planted)
