@@ -24,7 +24,7 @@ class CrossAttentionCache(PagedCache):
     Source: Vaswani et al., "Attention Is All You Need" (arXiv 1706.03762), section 3.2.3.
     """
 
-    refused_options = (*PagedCache.refused_options, "window", "alibi_slopes", "parents")
+    refused_options = (*PagedCache.refused_options, "window", "alibi_slopes")
     _written = False
 
     @classmethod

@@ -84,7 +84,13 @@ class KVCache(ABC):
     # First tokens that such a page holds besides.
     sinks: int = 0
     # Options of an attention that `attend` refuses: the cache sets them, or has no such thing.
-    refused_options: ClassVar[tuple[str, ...]] = ("causal", "cu_seqlens", "cu_seqlens_k", "g")
+    refused_options: ClassVar[tuple[str, ...]] = (
+        "causal",
+        "cu_seqlens",
+        "cu_seqlens_k",
+        "g",
+        "parents",
+    )
 
     def __init__(self, batch: int, k_pages: Tensor, v_pages: Tensor) -> None:
         self.k_pages = k_pages

@@ -163,13 +163,15 @@ class PagedCache(KVCache):
         differentiable = torch.is_grad_enabled() and any(
             isinstance(x, Tensor) and x.requires_grad for x in given
         )
-        # The kernel that reads pages has no gradient.
-        if attention is not None or (differentiable and self._gathers):
+        if attention is not None:
             return super()._attend(q, update, attention, options)
         length, counts, _ = update.on_device
         ends = torch.cat([counts.new_zeros(1), counts.cumsum(0)]).int()
         # A call without queries checks the options before anything is written; it launches nothing.
         self._attend_in_place(q[:, :0], length, torch.zeros_like(ends), options)
+        # The kernel that reads pages has no gradient.
+        if differentiable and self._gathers:
+            return super()._attend(q, update, None, options)
         self._write(update)
         return self._attend_in_place(q, length + counts, ends, options)
 

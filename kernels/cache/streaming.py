@@ -1,6 +1,7 @@
 """A cache of an endless stream: its first tokens and its last ones."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -103,11 +104,27 @@ class StreamingCache(RingCache):
             return attention(q, rotary_embedding(k, cos, sin, cu_seqlens=ends), v, **given)
 
         o = q.new_zeros(*q.shape[:3], v.shape[-1])
-        for t in range(max(counts)):
-            new = torch.tensor([int(count > t) for count in counts])
-            token = slice(t, t + 1)
-            rows, _ = self._attend_padded(
-                q[:, token], k[:, token], v[:, token], new, attend, options
-            )
-            o[:, token] = rows
+        with self._as_it_was_after_an_error(steps=max(counts)):
+            # A call without tokens has its arguments checked too.
+            for t in range(max(1, *counts)):
+                new = torch.tensor([int(count > t) for count in counts])
+                token = slice(t, t + 1)
+                rows, _ = self._attend_padded(
+                    q[:, token], k[:, token], v[:, token], new, attend, options
+                )
+                o[:, token] = rows
         return o
+
+    @contextmanager
+    def _as_it_was_after_an_error(self, *, steps: int) -> Iterator[None]:
+        """Take back what earlier steps have written. One step alone writes nothing it refuses."""
+        pages = (self.k_pages, self.v_pages) if steps > 1 else ()
+        before = [x.clone() for x in pages]
+        length, first = self._length, self._first
+        try:
+            yield
+        except BaseException:
+            for x, old in zip(pages, before, strict=True):
+                x.copy_(old)
+            self._length, self._first = length, first
+            raise

@@ -32,7 +32,13 @@ class TokenLists:
     sinks: int = 0
     window: int | None = None
     # Options of an attention that `attend` refuses: the cache sets them, or has no such thing.
-    refused_options: ClassVar[tuple[str, ...]] = ("causal", "cu_seqlens", "cu_seqlens_k", "g")
+    refused_options: ClassVar[tuple[str, ...]] = (
+        "causal",
+        "cu_seqlens",
+        "cu_seqlens_k",
+        "g",
+        "parents",
+    )
 
     def __init__(self, batch: int) -> None:
         check_size("batch", batch)

@@ -81,6 +81,9 @@ class StreamingCache(TokenLists):
         counts = self._counts(offset, k.shape[1])
         o = q.new_zeros(*q.shape[:3], v.shape[-1])
         tokens, forgotten = list(self.tokens), list(self.forgotten)
+        if not any(counts):
+            q, k = (rotary_embedding(x[:, :0], cos, sin) for x in (q, k))
+            attention(q, k, v[:, :0], causal=True, **options)
         for n, held in enumerate(tokens):
             for t in range(counts[n]):
                 held = [*held, (k[n, t].clone(), v[n, t].clone())]

@@ -596,7 +596,13 @@ class KVMachine(RuleBasedStateMachine):
         assert launched == [], f"a refused call launched {launched}"
         self.attention_that_refuses()
 
-    refused_options: ClassVar[tuple[str, ...]] = ("causal", "cu_seqlens", "cu_seqlens_k", "g")
+    refused_options: ClassVar[tuple[str, ...]] = (
+        "causal",
+        "cu_seqlens",
+        "cu_seqlens_k",
+        "g",
+        "parents",
+    )
     """Options of an attention that a cache sets, or has no such thing."""
 
     def attention_arguments(self, q: Tensor, k: Tensor, v: Tensor) -> dict[str, Any]:

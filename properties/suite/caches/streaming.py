@@ -1,5 +1,6 @@
 """The cache of a stream: sinks and a window, whose keys are rotated again at every step."""
 
+import itertools
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -10,7 +11,7 @@ from torch import Tensor
 
 import reference
 from kernels.cache import KVCache, StreamingCache
-from properties.suite.caches.calls import context
+from properties.suite.caches.calls import check_refusal, context
 from properties.suite.caches.machine import Call, KVMachine, calls, in_double
 
 SCALE = 2.0**-11
@@ -160,4 +161,19 @@ class StreamingMachine(KVMachine):
         def wrong(**options: Any) -> Callable[[], object]:
             return lambda: self.cache.attend(q, k, v, self.cos, self.sin, **options)
 
-        self.refuse(("softcap", wrong(softcap=0.0)), ("mode", wrong(mode="chunk")))
+        def in_the_second_step(*tensors: Tensor, **options: Any) -> Any:
+            if next(steps):
+                raise ValueError("mask: of one step only")
+            return in_double(*tensors, **options)
+
+        steps = itertools.count()
+        self.refuse(
+            ("softcap", wrong(softcap=0.0)),
+            ("softcap", wrong(softcap=0.0, offset=0)),
+            ("mode", wrong(mode="chunk")),
+            ("mask", wrong(attention=in_the_second_step)),
+        )
+        check_refusal(
+            "softcap",
+            lambda: self.model.attend(q, k, v, self.cos, self.sin, softcap=0.0, offset=0),
+        )
