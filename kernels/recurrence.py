@@ -134,10 +134,10 @@ class _Signature(Signature):
                 name = next(n for n, spec in self.dims.items() if spec.endswith(letter))
                 arguments.check_range(f"{letter} (the last dim of {name})", sizes[letter], 1, 256)
         heads, groups = (sizes.get(letter) for letter in "HG")
-        if groups is not None and heads != groups and (groups == 0 or heads % groups):
+        if groups is not None and heads != groups and (0 in (heads, groups) or heads % groups):
             name = next(n for n, spec in self.dims.items() if spec.endswith("H V"))
             others = " and ".join(n for n, spec in self.dims.items() if "G" in spec)
-            expected = f"a multiple of the {sizes['G']} heads of {others}"
+            expected = f"a positive multiple of the {sizes['G']} heads of {others}"
             raise ValueError(f"{name}: {describe(given[name])}, expected {expected}")
         device = given[self.same_dtype[0]].device
         cu_seqlens = given["cu_seqlens"]
@@ -290,7 +290,7 @@ def documented(
         parameters = spelled_out(page).parameters
         values = ["K or V above 256"]
         if any("G" in axes(parameter.annotation) for parameter in parameters.values()):
-            values.append("H not a multiple of G")
+            values.append("H not G, 2 G, 3 G, ...")
         if "scale" in parameters:
             values.append("a scale that is NaN or infinite")
         return op(

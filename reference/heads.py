@@ -16,9 +16,9 @@ def heads_per_group(
         called: the name of these groups in the message.
 
     Raises:
-        ValueError: H is not a multiple of G.
+        ValueError: H is no multiple of G that is 1 or more.
     """
-    if groups == 0 or heads % groups:
-        wanted = f"a multiple of the {groups} {called} of {' and '.join(shared)}"
+    if heads == 0 or groups == 0 or heads % groups:
+        wanted = f"a positive multiple of the {groups} {called} of {' and '.join(shared)}"
         raise ValueError(f"{name}: {heads} heads, expected {wanted}")
     return heads // groups

@@ -118,7 +118,7 @@ def recurrence(
         dims = {name: axes(parameter.annotation) for name, parameter in parameters.items()}
         raises = []
         if any("G" in each for each in dims.values()):
-            raises.append("H not a multiple of G")
+            raises.append("H not G, 2 G, 3 G, ...")
         if "scale" in parameters:
             raises.append(BAD_SCALE)
         return op(

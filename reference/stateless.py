@@ -48,7 +48,7 @@ def stateless(
     def decorate(page: Callable[P, R]) -> Op[P, R]:
         parameters = spelled_out(page).parameters
         dims = {name: axes(parameter.annotation) for name, parameter in parameters.items()}
-        raises = ["H not a multiple of G"] if any("G" in each for each in dims.values()) else []
+        raises = ["H not G, 2 G, 3 G, ..."] if any("G" in each for each in dims.values()) else []
         if "scale" in parameters:
             raises.append(BAD_SCALE)
         if "window" in parameters:

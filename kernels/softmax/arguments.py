@@ -53,10 +53,11 @@ def check_heads(sizes: Mapping[str, int], queries: str = "q", keys: str = "k and
 
 
 def check_groups(sizes: Mapping[str, int], queries: str = "q", keys: str = "k and v") -> None:
-    """Refuse heads that form no groups."""
-    if sizes["G"] == 0 or sizes["H"] % sizes["G"]:
-        wanted = f"a multiple of the {sizes['G']} heads of {keys}"
-        raise ValueError(f"{queries}: {sizes['H']} heads, expected {wanted}")
+    """Refuse heads that form no groups; without G each head is its own."""
+    heads, groups = sizes["H"], sizes.get("G")
+    if groups is not None and (0 in (heads, groups) or heads % groups):
+        wanted = f"a positive multiple of the {groups} heads of {keys}"
+        raise ValueError(f"{queries}: {heads} heads, expected {wanted}")
 
 
 def check_packing(

@@ -64,7 +64,7 @@ def _up_backward(c: Tensor, w: Tensor, d0: Tensor) -> list[Tensor | None]:
     They bound each result by the lengths of the two vectors that it is a product of (Cauchy and
     Schwarz): one power for each token in dc, one for all in dw.
     """
-    if not len(w):
+    if not w.numel():
         return [torch.zeros_like(c, dtype=torch.float32), torch.zeros_like(w)]
     c, rows, W = c.to(w.dtype), d0.flatten(2), w.flatten(0, 1)
     of_tokens = power(_length(rows, -1) * _length(W, 0).amax().clamp(min=1))[..., None]

@@ -60,7 +60,7 @@ def pairs(
         of_keys = "cu_seqlens_k" in parameters
         reasons = [f"K or V outside 1 to {MAX_DIM}"]
         reasons += ["a scale that is NaN or infinite"] if "scale" in parameters else []
-        reasons += ["H not a multiple of G"] if signature.grouped else []
+        reasons += ["H not G, 2 G, 3 G, ..."] if signature.grouped else []
         reasons += ["a window below 1"] if "window" in parameters else []
         boundaries = "boundaries that do not delimit all tokens"
         return op(
@@ -92,8 +92,7 @@ class _Signature(Signature):
         queries, *_ = self.dims
         *others, last = self.grouped or ["k", "v"]
         keys = f"{', '.join(others)} and {last}"
-        # Without groups each head is its own.
-        check_heads({"G": max(sizes["H"], 1), **sizes}, queries=queries, keys=keys)
+        check_heads(sizes, queries=queries, keys=keys)
         (mode,) = self.modes
         check_mode(given["mode"], mode)
         checked = {name: x for name, x in given.items() if name != "mode"}

@@ -161,6 +161,9 @@ SELECTED_ATTENTION = declare(
     float32_logits=True,
     recipes=LOGITS,
 )
+# Latents of no dims now and then.
+_RANKS = st.sampled_from([head_dims()] * 15 + [st.just(0)]).flatmap(lambda sizes: sizes)
+
 MLA = declare(
     reference.mla,
     quiet_form=reference.mla,
@@ -175,7 +178,7 @@ MLA = declare(
     },
     linear_in=("w_uv",),
     nonlinear=("lse",),
-    dims={"R": head_dims(), "D": head_dims(64)},
+    dims={"R": _RANKS, "D": head_dims(64)},
     settle=_settle_mla,
     mistakes=unfit_packs,
     recipes=tuple(name for name in LOGITS if name != "one_hot_values"),

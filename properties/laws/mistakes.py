@@ -64,6 +64,9 @@ def mistakes(op: Op, case: Case, inputs: Inputs) -> Iterator[Mistake]:
                 what = f"{' and '.join(names)} with {dim} larger by one"
                 longer = {n: _longer(tensors[n], axis) for n in names}
                 yield Mistake(what, longer, (*names, *sharing, *op.packed_by), kind=SIZES)
+    if {"G", "R"} <= op.dims.keys() and case.dims["G"]:
+        none = _without_heads(op, tensors)
+        yield Mistake("no heads that read those of the keys", none, tuple(none), kind=SIZES)
     for option in op.options:
         for bad in option.bad:
             yield Mistake(f"{option.name}={bad!r}", {option.name: bad}, (option.name,))
@@ -79,6 +82,12 @@ def mistakes(op: Op, case: Case, inputs: Inputs) -> Iterator[Mistake]:
         yield Mistake(f"tile={tile!r}", {"tile": tile}, ("tile",), False)
     yield from _refused(op, case, inputs)
     yield from (Mistake(what, given, (name,)) for what, given, name in op.mistakes(case, inputs))
+
+
+def _without_heads(op: Op, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors with H heads, with none."""
+    dims = {n: [letter.removeprefix("#") for letter in dims_of(op, n)] for n in tensors}
+    return {n: x.narrow(dims[n].index("H"), 0, 0) for n, x in tensors.items() if "H" in dims[n]}
 
 
 def _mixed_dtypes(op: Op, tensors: dict[str, Tensor]) -> Iterator[Mistake]:

@@ -174,7 +174,7 @@ class Implementation:
         return replace(case, earlier=earlier)
 
     def _bounded(self, op: Op, case: Case) -> Case:
-        case = self._with_own_options(op.settle(case))
+        case = self._with_own_options(op.settle(_with_heads(case)))
         for name, bound in self.bounds.items():
             bounded = bound(case)
             if not (isinstance(bounded, Case) and _shape(bounded) == _shape(case)):
@@ -190,6 +190,12 @@ class Implementation:
     def _with_own_options(self, case: Case) -> Case:
         # The op may set an option that the implementation lacks.
         return replace(case, options={n: v for n, v in case.options.items() if self.has(n)})
+
+
+def _with_heads(case: Case) -> Case:
+    """The case with one head or more: only our kernels promise to take none."""
+    some = {letter: max(size, letter in ("H", "R")) for letter, size in case.dims.items()}
+    return replace(case, dims=some)
 
 
 def _outgrows(op: Op, case: Case, other: Case) -> bool:

@@ -108,7 +108,7 @@ def _run(
     run=_run,
     outputs=("y",),
     raises=(
-        "H not a multiple of G",
+        "H not G, 2 G, 3 G, ...",
         "an eps below 2^-126 or not below 2^128",
         "a window below 1",
         "tables of more than K / 2 pairs, or of fewer positions than a sequence",

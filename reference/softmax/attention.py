@@ -177,7 +177,7 @@ def attention(
             dilation, a tree, a table of blocks. See `reference.softmax.structure.Structure`.
 
     Raises:
-        ValueError: H not a multiple of G; a scale that is NaN or infinite; a window below 1; a
+        ValueError: H not G, 2 G, 3 G, ...; a scale that is NaN or infinite; a window below 1; a
             softcap that is not positive and finite; `g` without `causal`; `cu_seqlens_k` without
             `cu_seqlens`; boundaries with B != 1, or that do not start at 0, decrease, or do not end
             at T_q (T_k); an entry of `structure` that is unknown or not as it says.

@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from reference.heads import heads_per_group
 from reference.op import Form, op
 from reference.softmax.attention import attention
 from reference.softmax.run import Options
@@ -41,9 +42,7 @@ def _run(
     form: Form, sizes: dict[str, int], q1: Tensor, k1: Tensor, q2: Tensor, k2: Tensor, v: Tensor,
     lam: Tensor, **options: object,
 ) -> Tensor:  # fmt: skip
-    if sizes["G"] == 0 or sizes["H"] % sizes["G"]:
-        wanted = f"a multiple of the {sizes['G']} heads of k1, k2 and v"
-        raise ValueError(f"q1: {sizes['H']} heads, expected {wanted}")
+    heads_per_group("q1", sizes["H"], sizes["G"], ("k1, k2", "v"))
     dtype = torch.promote_types(q1.dtype, lam.dtype)
     tensors = (x.to(dtype) for x in (q1, k1, q2, k2, v, lam))
     o: Tensor = form(*tensors, **options)
@@ -95,7 +94,7 @@ def differential_attention(
         o: In the dtype of q1.
 
     Raises:
-        ValueError: H not a multiple of G; a scale that is NaN or infinite; a window below 1;
+        ValueError: H not G, 2 G, 3 G, ...; a scale that is NaN or infinite; a window below 1;
             `cu_seqlens_k` without `cu_seqlens`; boundaries with B != 1, or that do not start at 0,
             decrease, or do not end at T_q (T_k).
 

@@ -77,7 +77,7 @@ def dsa(
         top_k: At least 1, in tokens.
 
     Raises:
-        ValueError: H not a multiple of G; `top_k` below 1.
+        ValueError: H not G, 2 G, 3 G, ...; `top_k` below 1.
 
     Source: DeepSeek-V3.2, arXiv 2512.02556, section 2.1, equations 1 (indexer) and 2 (selection).
         The paper attends in the MQA form of MLA, which is G = 1 here. It trains the indexer by a

@@ -74,7 +74,7 @@ def moba(
             selected: with top_k = 1 it is the only one.
 
     Raises:
-        ValueError: H not a multiple of G; a block size or `top_k` below 1.
+        ValueError: H not G, 2 G, 3 G, ...; a block size or `top_k` below 1.
 
     Source: Lu et al., arXiv 2502.13189, section 2.2, equations 4 to 6 (gate), and "Causality". The
         scores are not scaled. Ties, and T_q != T_k, are conventions of this project.

@@ -86,7 +86,7 @@ def msa(
             selected.
 
     Raises:
-        ValueError: H not a multiple of G; a block size or `top_k` below 1.
+        ValueError: H not G, 2 G, 3 G, ...; a block size or `top_k` below 1.
 
     Source: Lai et al., MiniMax Sparse Attention, arXiv 2606.13392 (index branch: one query head for
         each group and one key head; scores of tokens, max-pooled by block; the local block always

@@ -157,8 +157,8 @@ def nsa(
         window: W >= 1, the number of keys of the window, the query's own included.
 
     Raises:
-        ValueError: H not a multiple of G; a block size, number of local blocks or window below 1;
-            `top_k` below 1 + local_blocks.
+        ValueError: H not G, 2 G, 3 G, ...; a block size, number of local blocks or window below
+            1; `top_k` below 1 + local_blocks.
 
     Source: Yuan et al., arXiv 2502.11089, section 3.3, equations 5 to 12, with one block length for
         compression and selection (then equation 9 is P itself), no overlap, and the mean in the

@@ -115,8 +115,8 @@ def selected_attention(
         block_size: C >= 1, in tokens.
 
     Raises:
-        ValueError: H not a multiple of G; an index below -1 or past the last block of its sequence;
-            a block size below 1.
+        ValueError: H not G, 2 G, 3 G, ...; an index below -1 or past the last block of its
+            sequence; a block size below 1.
 
     Source: Yuan et al., Native Sparse Attention, arXiv 2502.11089, section 3.3.2 (blocks shared by
         the heads of a group); Lu et al., MoBA, arXiv 2502.13189 (a softmax over all blocks). Empty

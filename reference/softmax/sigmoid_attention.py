@@ -110,7 +110,7 @@ def sigmoid_attention(
             one call. Under a mask the paper still takes the sequence length: pass -log(length).
 
     Raises:
-        ValueError: H not a multiple of G; a bias that is NaN or infinite; a window below 1.
+        ValueError: H not G, 2 G, 3 G, ...; a bias that is NaN or infinite; a window below 1.
 
     Source: Ramapuram et al., arXiv 2409.04431.
     """

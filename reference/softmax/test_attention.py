@@ -387,11 +387,15 @@ BAD: dict[str, Bad] = {
     "batch": ({"k": k[:1]}, ValueError, "k: float64[1, 7, 2, 3], expected [B, T_k, G, K] with B=2"),
     "kv heads": ({"v": v[:, :, :1]}, ValueError, "v: float64[2, 7, 1, 5], expected [B, T_k, G, V]"),
     "keys": ({"v": v[:, :6]}, ValueError, "v: float64[2, 6, 2, 5], expected [B, T_k, G, V]"),
-    "groups": ({"q": q[:, :, :5]}, ValueError, "q: 5 heads, expected a multiple of the 2 heads"),
+    "groups": (
+        {"q": q[:, :, :5]},
+        ValueError,
+        "q: 5 heads, expected a positive multiple",
+    ),
     "no heads": (
         {"k": k[:, :, :0], "v": v[:, :, :0]},
         ValueError,
-        "q: 6 heads, expected a multiple of the 0 heads",
+        "q: 6 heads, expected a positive multiple of the 0 heads",
     ),
     "integers": ({"q": q.long()}, TypeError, "q: int64[2, 5, 6, 3], expected float"),
     "dtypes": ({"v": v.float()}, TypeError, "v: float32[2, 7, 2, 5], expected float64"),

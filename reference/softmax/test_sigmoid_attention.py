@@ -106,7 +106,7 @@ q, k, v = inputs()
 @pytest.mark.parametrize(
     "bad",
     [
-        ({"q": q[:, :, :5]}, ValueError, "q: 5 heads, expected a multiple of the 2 heads"),
+        ({"q": q[:, :, :5]}, ValueError, "q: 5 heads, expected a positive multiple of the 2 heads"),
         ({"scale": math.nan}, ValueError, "scale: nan, expected a finite number"),
         ({"window": 0}, ValueError, "window: 0, expected at least 1"),
         ({"bias": math.inf}, ValueError, "bias: inf, expected a finite number or None"),

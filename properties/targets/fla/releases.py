@@ -28,8 +28,7 @@ _FLOAT32_SINCE = {("gated_delta_rule", "chunk"): (0, 4), ("iplr", "chunk"): (0, 
 
 def as_released(op: str, mode: str, declared: Mode, kernel: Kernel) -> Mode:
     """Limit a mode to what the installed release has of it."""
-    # Grids and groups of no heads are divided by their number.
-    bounds: dict[str, Bound] = {"some heads": at_least(1, "H")} if "H" in OPS[op].dims else {}
+    bounds: dict[str, Bound] = {}
     if op == "feature_map" and getattr(kernel, "__name__", "") != "elu_p1":
         bounds["another map than elu"] = _another_map_than_elu
     if op == "linear_attn" and release() < (0, 5):
