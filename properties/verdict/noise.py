@@ -78,8 +78,9 @@ class Rounding(TorchDispatchMode):
     operands and keeps partial sums in float32. Unlike |y| its noise does not shrink when the sum
     cancels, because kernels may form the sum in another order: q · (Σ k v) for Σ (q · k) v.
 
-    With `float32_logits` only the operands of products are stored: u is 2^-23 everywhere else, and
-    a product of exactly stored tensors has only its summation error. `bias` enlarges the noise of
+    With `float32_logits` only the operands of products are stored: u is 2^-23 everywhere else. They
+    are rounded before the product, so that one rounded weight moves all its results alike, and a
+    product of exactly stored tensors has only its summation error. `bias` enlarges the noise of
     float32 intermediates. The `Σ p dp = do · o` that the gradient of a softmax subtracts has an
     error of its own, which remains where the difference cancels, and where the terms of `do · o`
     do: u, or `row_sums` for kernels that take it from the rounded output, times
@@ -125,6 +126,8 @@ class Rounding(TorchDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         name, rounds, in_place = _traits(func)
+        if name in _PRODUCTS and self.float32_logits:
+            args = tuple(map(self._stored, args))
         result = func(*args, **kwargs)
         if not rounds or not any(map(_inexact, (*args, *kwargs.values()))):
             if name == "where" and (factors := self._factors_of(args[2])):
@@ -154,6 +157,17 @@ class Rounding(TorchDispatchMode):
         if name in _PRODUCTS:
             self.products.append((noisy, func, *args[:2]))
         return noisy
+
+    def _stored(self, x: Tensor) -> Tensor:
+        """An operand of a product as a kernel stores it."""
+        if not _inexact(x) or self.precision.holds(x):
+            return x
+        return self._disturbed(x, self._error_of_storing(x))
+
+    def _error_of_storing(self, x: Tensor) -> Tensor:
+        """Standard deviation of the error of an operand of a product."""
+        error = x.abs().mul_(self.precision.unit)
+        return self._with_underflow(x, error, self.precision.underflow)
 
     def _squares(self, dp: Tensor) -> Tensor:
         """`Σ_v do_v² v_v²` if `dp` is a product `Σ_v do_v v_v`, else `dp²`."""
@@ -216,23 +230,13 @@ class Rounding(TorchDispatchMode):
     def _size_of_product(self, func: Any, a: Tensor, b: Tensor) -> Tensor:
         sums: Tensor = func(a.abs(), b.abs())
         sums.mul_(self.accumulator * a.shape[-1] ** 0.5)
-        stored = [not (self.float32_logits and self.precision.holds(x)) for x in (a, b)]
-        if not any(stored):
+        if self.float32_logits:
             return sums
         if not _matters(self.precision.underflow):
-            squares: Tensor = func(a.square(), b.square()).mul_(
-                sum(stored) * self.precision.unit**2
-            )
+            squares: Tensor = func(a.square(), b.square()).mul_(2 * self.precision.unit**2)
         else:
-            squares = torch.zeros((), dtype=a.dtype)
-            for rounded, x, y, of in (
-                (stored[0], a, b, func),
-                (stored[1], b, a, lambda one, other: func(other, one)),
-            ):
-                if rounded:
-                    error = x.abs().mul_(self.precision.unit)
-                    error = self._with_underflow(x, error, self.precision.underflow)
-                    squares = squares + of(error.square_(), y.square())
+            of_a, of_b = (self._error_of_storing(x).square_() for x in (a, b))
+            squares = func(of_a, b.square()) + func(a.square(), of_b)
         return squares.sqrt() + sums
 
     def _size_of_sum(

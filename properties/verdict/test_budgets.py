@@ -385,6 +385,17 @@ def test_a_row_sum_whose_products_cancel_is_rounded_as_its_output_is(masked: boo
         assert gradient().abs().max() > 2.0**-12
 
 
+def test_a_rounded_weight_moves_all_its_results_alike() -> None:
+    # So `Σ_v do_v o_v` of one sign has the error of a weight, and not one of 128 that cancel.
+    p = torch.softmax(torch.randn(50, 5, dtype=torch.float64), -1)
+    v = torch.full((5, 2), 1000.0, dtype=torch.float64)
+    with Rounding(BFLOAT16, torch.Generator().manual_seed(0), float32_logits=True):
+        o = p @ v
+    moved = o - 1000
+    assert moved.std() > 1000 * 2.0**-10
+    assert (moved[:, 0] - moved[:, 1]).abs().max() < 1000 * 2.0**-18
+
+
 def test_the_argument_of_a_softmax_is_rounded_too() -> None:
     # exp(x log2 e) of a kernel: an error of 2^-24 in an argument of -57 is one of 57 in the weight.
     logits = torch.tensor([[0.0, -57.0]], dtype=torch.float64).repeat(400, 1)
