@@ -68,7 +68,7 @@ def gaussian(blank: Blank, generator: torch.Generator) -> Tensor:
             return torch.nn.functional.logsigmoid(2 * _normal(blank, generator) + 1)
         case Role.STEP:
             return torch.nn.functional.softplus(_normal(blank, generator))
-        case Role.SLOPE:
+        case Role.SCALE:
             return torch.exp2(-4 * _uniform(blank, generator))
         case Role.PROJECTION:
             return _normal(blank, generator) / math.sqrt(max(blank.shape[-1], 1))
@@ -109,7 +109,7 @@ def integers(blank: Blank, generator: torch.Generator) -> Tensor:
             shut = _uniform(blank, generator) < 1 / 16
             some = torch.rand((), generator=generator).item() < 1 / 2
             return torch.where(shut & some, -(2.0**13), 0.0).double()
-        case Role.SLOPE:
+        case Role.SCALE:
             return _choice(blank, generator, (0.5, 1.0, 2.0))
         case _:
             return _choice(blank, generator, (-1.0, 0.0, 1.0))
@@ -309,14 +309,14 @@ def offset(blank: Blank, generator: torch.Generator) -> Tensor:
 
 
 def uneven(blank: Blank, generator: torch.Generator) -> Tensor:
-    """Draw a magnitude for each tensor: usual, around 2^-12, or for states and values around 2^8.
+    """Draw a magnitude for each tensor: usual, around 2^-12, or 2^8 for states, values and factors.
 
     Squares of the small ones are close to an epsilon of 1e-6.
     """
     x = gaussian(blank, generator)
     size = [1.0, 2.0**-12, 2.0**8][int(torch.randint(3, (), generator=generator))]
     match blank.role:
-        case Role.VALUE | Role.STATE:
+        case Role.VALUE | Role.STATE | Role.FACTOR:
             return size * x
         case Role.QUERY | Role.KEY:
             return min(size, 1.0) * x

@@ -63,7 +63,7 @@ DELTAFORMER = _declare(
 DIFFERENTIAL_ATTENTION = _declare(
     reference.differential_attention,
     options=(WINDOW,),
-    roles={"q1": Role.QUERY, "q2": Role.QUERY, "k1": Role.KEY, "k2": Role.KEY, "lam": Role.STEP},
+    roles={"q1": Role.QUERY, "q2": Role.QUERY, "k1": Role.KEY, "k2": Role.KEY, "lam": Role.FACTOR},
     work=lambda n: 2 * pairs(n),
 )
 

@@ -155,7 +155,7 @@ _ENERGIES = {
     "k": Role.UNIT_KEY,
     "beta": Role.RATE,
     "g_atk": Role.LOG_DECAY,
-    "beta_atk": Role.RATE,
+    "beta_atk": Role.STEP,
 }
 # The last column of a state is an energy, whose logarithm is taken.
 _PRECONDITIONED: Any = {
@@ -227,7 +227,7 @@ MESA_NET = declare(
     modes=(Mode("chunk"),),
     # The second form subtracts what it has solved with the ridge alone, and rounds more.
     quiet_form=reference.mesa_net,
-    roles={"k": Role.UNIT_KEY, "lamb": Role.STEP, "beta": Role.RATE},
+    roles={"k": Role.UNIT_KEY, "lamb": Role.STEP, "beta": Role.STEP},
     options=(_NORMALIZE,),
     of_any_size=_normalized,
     amend=_solvable,

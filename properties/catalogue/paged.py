@@ -157,9 +157,9 @@ PAGED_ATTENTION = declare(
         "k_pages": Role.KEY,
         "v_pages": Role.VALUE,
         "sink": Role.LOGIT,
-        "alibi_slopes": Role.SLOPE,
-        "k_scale": Role.SLOPE,
-        "v_scale": Role.SLOPE,
+        "alibi_slopes": Role.FACTOR,
+        "k_scale": Role.SCALE,
+        "v_scale": Role.SCALE,
         "parents": Role.PARENT,
     },
     # No kernel of it has a gradient.

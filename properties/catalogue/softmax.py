@@ -130,7 +130,7 @@ ATTENTION = declare(
     modes=(Mode("parallel"),),
     roles={
         "sink": Role.LOGIT,
-        "alibi_slopes": Role.SLOPE,
+        "alibi_slopes": Role.FACTOR,
         "bias": Role.BIAS,
         "mask": Role.MASK,
     },

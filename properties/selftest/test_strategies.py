@@ -451,7 +451,7 @@ def test_values_are_finite_and_in_their_domain(recipe: str) -> None:
         assert x.isfinite().all()
         assert x.abs().max() <= torch.finfo(torch.float16).max
         match role:
-            case Role.SLOPE:
+            case Role.SCALE:
                 assert (x >= 0).all()
             case Role.COSINE | Role.SINE:
                 assert (x.abs() <= 1).all()

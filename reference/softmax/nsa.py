@@ -148,7 +148,8 @@ def nsa(
     The selection gets no gradient. A branch that sees no key is 0.
 
     Args:
-        g_cmp: Gate of the compressed branch, of each query and head, after its activation.
+        g_cmp: Gate of the compressed branch, of each query and head, after its activation; meant
+            to be in [0, 1].
         g_slc: Gate of the selected branch.
         g_swa: Gate of the sliding window.
         block_size: C >= 1, tokens of a block, both of the compression and of the selection.
