@@ -207,8 +207,7 @@ def rotary_tables(
     Source: RoFormer, arXiv 2104.09864, section 3.4.2.
     """
     check_size("length", length, 0)
-    if not dtype.is_floating_point:
-        raise TypeError(f"dtype: {dtype}, expected a floating point dtype")
+    _check_dtype(dtype)
     exact = {"dtype": torch.float64, "device": device}
     θ, factor = rotary_frequencies(
         rotary_dim,
@@ -244,17 +243,18 @@ def xpos_tables(
         cos, sin of the queries, times s; cos, sin of the keys, divided by s. Each `[R, P]`.
 
     Raises:
-        TypeError: `dtype` is not a floating point dtype.
+        TypeError: `dtype` is not a floating point dtype, `center` no int.
         ValueError: as of `rotary_tables`; a `scale_base` that is not a positive finite number; a
             length with a scale that is no normal number of the dtype.
 
     Source: A Length-Extrapolatable Transformer, arXiv 2212.10554.
     """
     check_number("scale_base", scale_base)
+    if type(center) is not int:
+        raise TypeError(f"center: {describe(center)}, expected an int")
     if not 0 < scale_base < inf:
         raise ValueError(f"scale_base: {scale_base}, expected a positive finite number")
-    if not dtype.is_floating_point:
-        raise TypeError(f"dtype: {dtype}, expected a floating point dtype")
+    _check_dtype(dtype)
     exact = {"dtype": torch.float64, "device": device}
     cos, sin = rotary_tables(length, rotary_dim, base=base, **exact)
     pairs = torch.arange(rotary_dim // 2, **exact)
@@ -294,9 +294,10 @@ def rotary_axes(
         axes: `[P]`.
 
     Raises:
-        TypeError: sections that are no sequence.
+        TypeError: pairs that are no int, sections that are no sequence.
         ValueError: a section that is no count; sections that do not add up to the pairs.
     """
+    check_size("pairs", pairs, 0)
     if not isinstance(sections, Sequence):
         raise TypeError(f"sections: {describe(sections)}, expected a sequence of counts")
     if not sections or any(type(n) is not int or n < 0 for n in sections):
@@ -309,6 +310,11 @@ def rotary_axes(
     else:
         order = [axis for axis, n in enumerate(sections) for _ in range(n)]
     return torch.tensor(order, dtype=torch.int64, device=device)
+
+
+def _check_dtype(dtype: object) -> None:
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        raise TypeError(f"dtype: {dtype!r}, expected a floating point dtype")
 
 
 def _read(scaling: Mapping[str, object] | None) -> tuple[Callable[..., Scaled], dict[str, object]]:

@@ -208,6 +208,7 @@ BAD: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
     *(("rotary_dim", (8, bad), {}) for bad in (6.0, 5, 0, None)),
     *(("base", (8, 6), {"base": bad}) for bad in (0.0, float("nan"), "1e4", True)),
     ("base", (8, 6), {"base": 1.0, "scaling": YARN}),
+    ("dtype", (8, 6), {"dtype": "float32"}),
 ]
 
 
@@ -229,6 +230,8 @@ def test_sections_that_do_not_add_up_are_refused_by_name(sections: Any) -> None:
     for package in (kernels, reference):
         with pytest.raises((ValueError, TypeError), match=r"^sections: "):
             package.rotary_axes(6, sections)
+        with pytest.raises(TypeError, match=r"^pairs: "):
+            package.rotary_axes(6.0, (3, 3))
 
 
 @pytest.mark.parametrize(
@@ -237,6 +240,7 @@ def test_sections_that_do_not_add_up_are_refused_by_name(sections: Any) -> None:
         (8, {"scale_base": 0.0}, "scale_base"),
         (2**20, {}, "length"),
         (8, {"dtype": torch.int8}, "dtype"),
+        *((8, {"center": bad}, "center") for bad in (1.5, float("nan"), True)),
     ],
 )
 def test_scales_of_xpos_that_are_no_numbers_are_refused_by_name(
