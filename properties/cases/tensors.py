@@ -211,6 +211,11 @@ def build_cotangents(op: Op, case: Case, device: torch.device | str = "cpu") -> 
             continue
         dtype = output.dtype_in(case)
         name = f"d{output.name}"
+        if x.dim() and not any(x.stride()):
+            # `to` would give each element an address.
+            one = torch.ones((), dtype=dtype, device=device)
+            made[output.name] = one.expand(shape)
+            continue
         layout = "contiguous" if output.asked_by and name not in case.layouts else None
         made[output.name] = relaid(x.to(dtype).to(device), layout or case.layout_of(name))
     return made

@@ -426,10 +426,15 @@ def tiny(x: Tensor, dtype: torch.dtype, own: torch.dtype, generator: torch.Gener
     return x * (2.0**-8 if dtype == torch.float16 else 2.0**-60)
 
 
+def of_a_sum(x: Tensor, dtype: torch.dtype, own: torch.dtype, generator: torch.Generator) -> Tensor:
+    """Ones at one address, the gradient of a sum of all numbers."""
+    return x.new_ones(()).expand(x.shape)
+
+
 # How large cotangents are, in words: function of them, the activations' dtype, their own, and a
 # generator.
 COTANGENTS: dict[str, Callable[[Tensor, torch.dtype, torch.dtype, torch.Generator], Tensor]] = {
-    size.__name__: size for size in (ordinary, large, tiny)
+    size.__name__: size for size in (ordinary, large, tiny, of_a_sum)
 }
 
 
