@@ -153,12 +153,15 @@ def large_states(blank: Blank, generator: torch.Generator) -> Tensor:
 
 
 def late_maximum(blank: Blank, generator: torch.Generator) -> Tensor:
-    """Scale the last three keys of each sequence by 4, so that the row maximum must move late."""
+    """Scale the last three keys of each sequence by 4, so that the row maximum must move late, and
+    the last three steps by 16: a softplus of more than 20 may have a path of its own.
+    """
     x = gaussian(blank, generator)
-    if blank.role is Role.KEY and blank.token_axis is not None:
+    factor = {Role.KEY: 4, Role.STEP: 16}.get(blank.role)
+    if factor is not None and blank.token_axis is not None:
         for start, stop in blank.spans:
             last = slice(max(start, stop - 3), stop)
-            x.movedim(blank.token_axis, 0)[last] *= 4
+            x.movedim(blank.token_axis, 0)[last] *= factor
     return x
 
 
