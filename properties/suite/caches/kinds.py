@@ -23,6 +23,15 @@ from properties.cases.layouts import LAYOUTS, SHARING, relaid
 from properties.suite.caches.machine import CONTIGUOUS, Call, KVMachine
 
 OWN_MEMORY = sorted(set(LAYOUTS) - {*SHARING})
+_BETWEEN = "pages of another layer between"
+
+
+def _placed(pages: Tensor, layout: str) -> Tensor:
+    """Pages in a layout, or dense pages with gaps, as in a pool of all layers."""
+    if layout != _BETWEEN:
+        return relaid(pages, layout)
+    pool = pages.new_full((len(pages), 2, *pages.shape[1:]), torch.nan)
+    return pool[:, 0].copy_(pages)
 
 
 class ContiguousMachine(KVMachine):
@@ -111,12 +120,12 @@ class PagedMachine(KVMachine):
         length = [draw.randint(0, len(row) * page_size) for row in table]
         if draw.random() < 1 / 2:
             length = [tokens // page_size * page_size for tokens in length]
-        layout = draw.choice(OWN_MEMORY)
+        layout = draw.choice([*OWN_MEMORY, _BETWEEN, _BETWEEN])
         # What a caller makes in inference mode cannot be written to outside.
         with torch.inference_mode(False):
             lengths = self.told("length", length, False)
             k_pages, v_pages = (
-                relaid(self.integers(seed, largest, number, page_size, self.kv_heads, dim), layout)
+                _placed(self.integers(seed, largest, number, page_size, self.kv_heads, dim), layout)
                 for largest, dim in ((8, self.key_dim), (256, self.value_dim))
             )
         for n, (row, tokens) in enumerate(zip(table, length, strict=True)):
