@@ -30,7 +30,7 @@ EXAMPLES = settings.get_profile("ci").max_examples
 BUNDLES = EXAMPLES // 2
 # After how many runs each condition is checked; most modes pass the first check. A condition with
 # half the required probability passes with at most 12 %.
-LOOKS = (20, 40, 60)
+LOOKS = (20, 40, 60, 120)
 
 TARGET = load("ours", torch.device("cpu"))
 
