@@ -194,7 +194,7 @@ class Implementation:
 
 def _with_heads(case: Case) -> Case:
     """The case with one head or more: only our kernels promise to take none."""
-    some = {letter: max(size, letter in ("H", "R")) for letter, size in case.dims.items()}
+    some = {letter: max(size, int(letter in "HR")) for letter, size in case.dims.items()}
     return replace(case, dims=some)
 
 
