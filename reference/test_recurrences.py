@@ -409,7 +409,8 @@ def test_a_bad_argument_is_named(op: Recurrence, form: Op) -> None:
         ungrouped = {n: x[:, :, :3] for n, x in tensors.items() if "BTH" in op.tensors.get(n, "")}
         ungrouped |= {n: x[:3] for n, x in tensors.items() if op.tensors.get(n) == "H"}
         ungrouped["initial_state"] = state[:, :3]
-        with pytest.raises(ValueError, match=f"^{name}: 3 heads, expected a positive multiple"):
+        expected = f"{name}: 3 heads, expected a positive multiple of the 2"
+        with pytest.raises(ValueError, match=f"^{expected}"):
             form(**{**tensors, **ungrouped}, **op.options)
     for name, value, error in bad:
         argument = "cu_seqlens|initial_state" if name == "cu_seqlens" else name

@@ -159,12 +159,12 @@ class PagedCache(KVCache):
         attention: Callable[..., tuple[Tensor, Tensor | None]] | None,
         options: dict[str, Any],
     ) -> tuple[Tensor, Tensor | None]:
+        if attention is not None:
+            return super()._attend(q, update, attention, options)
         given = (q, *options.values())
         differentiable = torch.is_grad_enabled() and any(
             isinstance(x, Tensor) and x.requires_grad for x in given
         )
-        if attention is not None:
-            return super()._attend(q, update, attention, options)
         length, counts, _ = update.on_device
         ends = torch.cat([counts.new_zeros(1), counts.cumsum(0)]).int()
         # A call without queries checks the options before anything is written; it launches nothing.

@@ -15,7 +15,8 @@ from kernels.recurrence import REGISTERED
 def test_value_heads_are_a_multiple_of_key_heads(op: Callable[..., Any], subject: Any) -> None:
     q, v = (torch.zeros(1, 3, heads, 4, device=subject.device) for heads in (2, 3))
     g = v if op is kda else v[..., 0]
-    with pytest.raises(ValueError, match=r"v: .*expected a positive multiple of the 2 heads"):
+    expected = "expected a positive multiple of the 2 heads of q and k"
+    with pytest.raises(ValueError, match=f"v: .*{expected}"):
         op(q, q, v, g, v[..., 0])
 
 

@@ -64,9 +64,6 @@ def mistakes(op: Op, case: Case, inputs: Inputs) -> Iterator[Mistake]:
                 what = f"{' and '.join(names)} with {dim} larger by one"
                 longer = {n: _longer(tensors[n], axis) for n in names}
                 yield Mistake(what, longer, (*names, *sharing, *op.packed_by), kind=SIZES)
-    if {"G", "R"} <= op.dims.keys() and case.dims["G"]:
-        none = _without_heads(op, tensors)
-        yield Mistake("no heads that read those of the keys", none, tuple(none), kind=SIZES)
     for option in op.options:
         for bad in option.bad:
             yield Mistake(f"{option.name}={bad!r}", {option.name: bad}, (option.name,))
@@ -81,6 +78,9 @@ def mistakes(op: Op, case: Case, inputs: Inputs) -> Iterator[Mistake]:
     for tile in (10**6, -1, "large", 1.0):
         yield Mistake(f"tile={tile!r}", {"tile": tile}, ("tile",), False)
     yield from _refused(op, case, inputs)
+    if {"G", "R"} <= op.dims.keys() and case.dims["G"]:
+        none = _without_heads(op, tensors)
+        yield Mistake("no heads that read those of the keys", none, tuple(none), kind=SIZES)
     yield from (Mistake(what, given, (name,)) for what, given, name in op.mistakes(case, inputs))
 
 

@@ -838,15 +838,17 @@ def test_a_library_may_raise_anything_or_be_right(accepts: Any) -> None:
     [
         (window_of_no_keys, "window=0"),
         (zeros_of_nan, "scale=nan"),
-        (half_of_other_numbers, r"window=(4\.0|np\.int64\(4\))|scale=tensor\(0\.5000\)"),
+        (half_of_other_numbers, r"window=(4\.0|np\.int64\(4\))"),
         (rows_of_integers, "q of integers"),
         (leaves_its_tensors, "v with S larger by one"),
     ],
 )
 def test_a_library_may_not_be_wrong_without_a_word(accepts: Any, mistake: str) -> None:
+    # The seed gives the order of the mistakes, of which the first alone is told.
+    case = replace(PLAIN, seed=4)
     with pytest.raises(Violation) as info:
-        LAWS["rejection"](ATTENTION, PLAIN, Subject(Library(accepts), CPU))
-    assert re.match(f"rejection does not hold: ({mistake}) was not refused, and", str(info.value))
+        LAWS["rejection"](ATTENTION, case, Subject(Library(accepts), CPU))
+    assert re.match(f"rejection does not hold: {mistake} was not refused, and", str(info.value))
 
 
 def test_a_mistake_that_is_never_refused_hides_no_other() -> None:

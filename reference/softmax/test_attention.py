@@ -390,7 +390,7 @@ BAD: dict[str, Bad] = {
     "groups": (
         {"q": q[:, :, :5]},
         ValueError,
-        "q: 5 heads, expected a positive multiple",
+        "q: 5 heads, expected a positive multiple of the 2 heads",
     ),
     "no heads": (
         {"k": k[:, :, :0], "v": v[:, :, :0]},
