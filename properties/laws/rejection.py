@@ -180,7 +180,8 @@ def _right(run: Run, mistake: Mistake, inputs: Inputs, got: Results) -> bool:
     op, case = run.op, run.case
     if not all(isinstance(y, Tensor) and y.is_floating_point() for y in got.values()):
         return False
-    if _announces_itself(op, mistake, inputs, got):
+    # A library may return nothing for no heads: those are no other numbers.
+    if not any(y.numel() for y in got.values()) or _announces_itself(op, mistake, inputs, got):
         return True
     legal_inputs = inputs
     dtype = case.dtype
