@@ -34,7 +34,7 @@ _HALVES = ("bfloat16", "float16")
 # Examples (bundles of cases) that all jobs get together in the profile `ci`. A new op, mode or law
 # takes its examples from the others, so the suite does not grow with the catalogue until there are
 # as many jobs: each job has at least one.
-EXAMPLES_OF_CI = 3500
+EXAMPLES_OF_CI = 2700
 # A run of few jobs draws up to `_MOST_TIMES` as many examples for each, while all together stay
 # below `_EXAMPLES_OF_FEW`.
 _MOST_TIMES, _EXAMPLES_OF_FEW = 24.0, 1000
@@ -95,19 +95,29 @@ class Job:
 
     @property
     def _has_its_turn(self) -> bool:
-        modes = [mode.name for mode in OPS[self.op].modes_or_reference]
-        place = modes.index(self.mode) if self.mode in modes else 0
-        turn = list(LAWS).index(self.law) + list(OPS).index(self.op)
-        return self._has_kernels or place == turn % len(modes)
+        modes = OPS[self.op].modes_or_reference
+        return self._has_kernels or self._place == self._turn % len(modes)
 
     @property
     def _rests(self) -> bool:
         """Whether a run of all jobs leaves this one out: a law that compares an implementation
-        with itself is tried in one of the two 16-bit dtypes for each mode of an op."""
-        if self.draws_for_itself or self.dtype not in _HALVES:
+        with itself is tried in one dtype for each mode of an op, in others for its other modes.
+        """
+        if self.draws_for_itself:
             return False
-        chosen = crc32(f"{self.op}-{self.mode}-{self.law}".encode()) % 2
-        return self.dtype != _HALVES[chosen]
+        dtypes = OPS[self.op].dtypes
+        return self.dtype != dtypes[(self._place + self._turn) % len(dtypes)]
+
+    @property
+    def _place(self) -> int:
+        """The mode's place among those of its op."""
+        modes = [mode.name for mode in OPS[self.op].modes_or_reference]
+        return modes.index(self.mode) if self.mode in modes else 0
+
+    @property
+    def _turn(self) -> int:
+        """What the modes and dtypes of an op take turns by."""
+        return list(LAWS).index(self.law) + list(OPS).index(self.op)
 
     @property
     def seed_key(self) -> str:
