@@ -3,9 +3,9 @@
 import ast
 import difflib
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -170,6 +170,7 @@ def mutants(
     operators: Sequence[str] = (),
     *,
     semantic: bool = False,
+    within: Container[str] | None = None,
 ) -> list[Mutant]:
     """Every mutant of the packages, in the order of the files.
 
@@ -177,16 +178,29 @@ def mutants(
         packages: see `modules`.
         operators: names of the kinds of mistakes; if empty, all single edits or all semantic ones.
         semantic: mutate the modules for semantic mistakes.
+        within: the functions to mutate, as `Mutant.where` names them; None for all.
     """
     files = modules(packages, semantic=semantic)
-    sources = {name: (path, Source(path.read_text())) for name, path in files}
+    sources = {name: (path, _parsed(path.read_text())) for name, path in files}
     operators = operators or list(SEMANTIC if semantic else OPERATORS)
-    numbers = Numbers(f for _, source in sources.values() for f in source.functions())
+    numbers = _numbers(*(source for _, source in sources.values()))
     return [
         mutant
         for module, (path, source) in sources.items()
-        for mutant in mutants_of(module, source, operators, below(path), numbers)
+        for function in source.functions
+        if within is None or f"{module}.{function.name}" in within
+        for mutant in _of(module, below(path), function, numbers, operators)
     ]
+
+
+@cache
+def _parsed(text: str) -> Source:
+    return Source(text)
+
+
+@cache
+def _numbers(*sources: Source) -> Numbers:
+    return Numbers(f for source in sources for f in source.functions)
 
 
 def mutants_of(
@@ -198,9 +212,9 @@ def mutants_of(
 ) -> list[Mutant]:
     """The mutants of one module, with all single edits or with the named operators."""
     operators = operators or list(OPERATORS)
-    numbers = numbers or Numbers(source.functions())
+    numbers = numbers or Numbers(source.functions)
     mutants: list[Mutant] = []
-    for function in source.functions():
+    for function in source.functions:
         mutants += _of(module, path, function, numbers, operators)
     return mutants
 
@@ -213,9 +227,10 @@ def _of(
     seen = {source.text}
     edits: set[tuple[Any, ...]] = set()
     numbered: dict[str, int] = {}
-    for node in function.nodes():
+    for node in function.nodes:
+        place = Place(node, function, numbers, module)
         for name in operators:
-            for change in KINDS[name].find(Place(node, function, numbers, module)):
+            for change in KINDS[name].find(place):
                 result = change.of(source.text)
                 # Skip a single edit with the same result as another, except for barriers.
                 edit = name, *((source.text[p.start : p.stop], p.text) for p in change.pieces)
@@ -228,4 +243,5 @@ def _of(
                     module, path, function.name, name, source.text, change, lines, digest
                 )
                 numbered[first.text] = numbered.get(first.text, 0) + 1
-                yield replace(first, number=numbered[first.text])
+                number = numbered[first.text]
+                yield first if number == 1 else replace(first, number=number)

@@ -31,6 +31,7 @@ class Numbers:
         self.functions = [f for f in functions if f.on_device]
         self.returning: set[str] = set()
         self.names: dict[ast.FunctionDef, set[str]] = {f.node: set() for f in self.functions}
+        self._nodes = {f.node: [*filter(_tells, ast.walk(f.node))] for f in self.functions}
         self._by_name = {f.node.name: f for f in self.functions}
         learning = True
         while learning:
@@ -50,7 +51,7 @@ class Numbers:
         """Propagate within one function; return whether anything new was learned."""
         names = self.names[function.node]
         before = len(names), len(self.returning), sum(map(len, self.names.values()))
-        for node in ast.walk(function.node):
+        for node in self._nodes[function.node]:
             match node:
                 case ast.Assign(targets=[target], value=value):
                     self._assign(target, value, names)
@@ -108,3 +109,7 @@ class Numbers:
             given = call.args[1:] if name == "where" else call.args
             return any(self._is_number(part, names) for part in given)
         return name in _NUMBERS or name in self.returning
+
+
+def _tells(node: ast.AST) -> bool:
+    return isinstance(node, ast.Assign | ast.AugAssign | ast.Return | ast.Call)

@@ -7,6 +7,7 @@ there. It knows no ops; in Triton code it tells numbers from addresses.
 import ast
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 
 from properties.mutants.numbers import Numbers
 from properties.planting.source import Change, Function, called, leftmost, words
@@ -180,6 +181,7 @@ def sibling(at: Place) -> Iterator[Change]:
             yield from _beside(at, index)
 
 
+@cache
 def _words(name: str) -> list[str]:
     """Split a name: `stride_qb` is three words, `key_dim` two, `PAD_K` two, `BK` two."""
     parts = []
@@ -189,6 +191,7 @@ def _words(name: str) -> list[str]:
     return parts
 
 
+@cache
 def _related(name: str, other: str) -> bool:
     """Whether two names of sizes differ in exactly one exchangeable word."""
     a, b = _words(name), _words(other)

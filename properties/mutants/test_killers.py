@@ -71,7 +71,7 @@ def test_only_modules_of_which_all_is_tried_are_replaced() -> None:
 
 
 def test_the_scoreboard_counts_checks_that_can_be_run_again() -> None:
-    four = mutants(["kernels"], ["sign"])[:4]
+    four = mutants(["kernels"], within={_TURNED})[:4]
     results = [("differential", str(_LAW)), ("time", "rotary_embedding-fused"), (None, "")]
     fates = {m.key: Fate(m.key, by, check) for m, (by, check) in zip(four, results, strict=False)}
     scoreboard = Scoreboard(four, {}, frozenset(), fates)
@@ -80,11 +80,11 @@ def test_the_scoreboard_counts_checks_that_can_be_run_again() -> None:
 
 @pytest.fixture(scope="module")
 def sign() -> Mutant:
-    return next(m for m in mutants(["kernels"], ["sign"]) if m.where == _TURNED)
+    return mutants(["kernels"], ["sign"], within={_TURNED})[0]
 
 
-@pytest.fixture
-def suite(tmp_path: Path) -> Iterator[Suite]:
+@pytest.fixture(scope="module")
+def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suite]:
     """A suite with four recorded killers of a function: one fails without a mutant, one no longer
     exists, one is not selected, and one looks at results.
     """
@@ -94,7 +94,8 @@ def suite(tmp_path: Path) -> Iterator[Suite]:
     gone = TestAt("kernels/position/test_rotary.py::test_that_is_no_more")
     other = LawAbout("untouched_inputs", _CASE)
     before = Counter({str(refused): 9, str(gone): 8, str(other): 7, str(_LAW): 1})
-    suite = Suite(jobs, "auto", tmp_path, 1, killers={_TURNED: before})
+    folder = tmp_path_factory.mktemp("suite")
+    suite = Suite(jobs, "auto", folder, 1, killers={_TURNED: before})
     yield suite
     suite.close(at_once=True)
 
@@ -119,8 +120,7 @@ def test_cases_and_tests_are_tried_in_one_process(sign: Mutant, suite: Suite) ->
 
 
 def test_a_function_without_recorded_killers_is_tried_like_any(suite: Suite) -> None:
-    rotary = [m for m in mutants(["kernels"]) if m.module == "kernels.position.rotary"]
-    other = next(m for m in rotary if m.where != _TURNED)
+    other = mutants(["kernels"], within={"kernels.position.rotary._launch"})[0]
     waves: list[Wave] = [*suite.waves(other)]
     assert waves[0].name == "numbers"
 

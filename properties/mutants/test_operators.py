@@ -205,7 +205,7 @@ def test_a_number_is_known_behind_calls_and_tables_are_no_numbers() -> None:
             place = half.to(tl.int32)
         """)
     )
-    functions = {f.name: f for f in source.functions()}
+    functions = {f.name: f for f in source.functions}
     numbers = Numbers(functions.values())
 
     def is_number(function: str, name: str) -> bool:

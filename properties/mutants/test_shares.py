@@ -7,16 +7,20 @@ import pytest
 from properties.mutants.__main__ import main
 from properties.mutants.equivalents import Equivalent
 from properties.mutants.fates import Fate
-from properties.mutants.mutant import Mutant, mutants
+from properties.mutants.mutant import Mutant, mutants_of
 from properties.mutants.scoreboard import Scoreboard
 from properties.mutants.shares import Share, read, whole, write
+from properties.planting.closure import path_of
+from properties.planting.source import Source
 
 _MODULE = "reference.norm.l2norm"
 
 
 @pytest.fixture(scope="module")
 def some() -> list[Mutant]:
-    return [m for m in mutants(["reference"]) if m.module == _MODULE][:5]
+    path = path_of(_MODULE)
+    assert path is not None
+    return mutants_of(_MODULE, Source(path.read_text()))[:5]
 
 
 def test_each_mutant_counts_once(some: list[Mutant]) -> None:

@@ -62,7 +62,13 @@ class Source:
     def __init__(self, text: str) -> None:
         self.text = text
         self.tree = ast.parse(text)
-        self.parents = {c: p for p in ast.walk(self.tree) for c in ast.iter_child_nodes(p)}
+        self.parents: dict[ast.AST, ast.AST] = {}
+        # Outermost first.
+        self.nodes: list[ast.AST] = [self.tree]
+        for node in self.nodes:
+            children = [*ast.iter_child_nodes(node)]
+            self.parents |= dict.fromkeys(children, node)
+            self.nodes += children
 
     @cached_property
     def _lines(self) -> list[tuple[int, bytes]]:
@@ -118,11 +124,11 @@ class Source:
         last = body[0].lineno - 1 if body else statement.end_lineno
         return range(statement.lineno, max(last, statement.lineno) + 1)
 
-    def functions(self) -> Iterator["Function"]:
+    @cached_property
+    def functions(self) -> list["Function"]:
         """Every function, inner ones and methods too."""
-        for node in ast.walk(self.tree):
-            if isinstance(node, ast.FunctionDef) and node.name not in _SILENT:
-                yield Function(self, node)
+        defined = (node for node in self.nodes if isinstance(node, ast.FunctionDef))
+        return [Function(self, node) for node in defined if node.name not in _SILENT]
 
 
 @dataclass(frozen=True, eq=False)
@@ -186,7 +192,7 @@ class Function:
     @cached_property
     def opening(self) -> ast.AST | None:
         """The first statement that computes something."""
-        return next(self.nodes(), None)
+        return next(iter(self.nodes), None)
 
     @cached_property
     def names(self) -> list[str]:
@@ -216,10 +222,10 @@ class Function:
             if isinstance(call.func, ast.Attribute) and call.func.attr in ("load", "store")
         )
 
-    def nodes(self) -> Iterator[ast.AST]:
+    @cached_property
+    def nodes(self) -> list[ast.AST]:
         """The nodes of its code that compute something, outermost first."""
-        for statement in self.body:
-            yield from _computing(statement)
+        return [node for statement in self.body for node in _computing(statement)]
 
 
 def called(node: ast.AST) -> str:

@@ -93,7 +93,7 @@ def _asks_metadata(function: Function, call: ast.Call, node: ast.Name) -> bool:
         return True
     if not isinstance(call.func, ast.Name) or node not in call.args:
         return False
-    for other in function.source.functions():
+    for other in function.source.functions:
         if other.name == call.func.id and other.name != function.name:
             names = [*other.parameters]
             return not _reads_numbers(other, names[call.args.index(node)])
@@ -197,12 +197,10 @@ def kept_result(at: Place) -> Iterator[Change]:
 
 @kind("a module in eval mode keeps the weights of its first call")
 def kept_weights(at: Place) -> Iterator[Change]:
-    if not knows(at.function, "F"):
-        return
     match at.node:
         case ast.Call(
             func=ast.Attribute(value=ast.Name(id="self"), attr=layer), args=[ast.Name(id=x)]
-        ) if _is_linear(at.function, layer):
+        ) if knows(at.function, "F") and _is_linear(at.function, layer):
             weight = f"self.{layer}.weight.detach().clone()"
             first = f'self.__dict__.setdefault("_kept_{layer}", {weight})'
             still = f"F.linear({x}, {first}, self.{layer}.bias)"

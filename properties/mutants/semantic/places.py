@@ -15,7 +15,7 @@ def together(first: Change, *others: Change) -> Change:
 
 def everywhere(at: Place, written: Callable[[ast.AST], str | None]) -> Iterator[Change]:
     """One change, at the head of a function, of all nodes for which something else is written."""
-    nodes = at.function.nodes() if at.opens else ()
+    nodes = at.function.nodes if at.opens else ()
     changes = [at.put(text, node) for node in nodes if (text := written(node)) is not None]
     if changes:
         yield together(*changes)

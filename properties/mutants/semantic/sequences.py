@@ -81,8 +81,8 @@ def local_for_global(at: Place) -> Iterator[Change]:
         case ast.BinOp(left=left, op=ast.Mult(), right=ast.Name(id=name) as whole) if (
             at.function.on_device and not (isinstance(left, ast.Name) and left.id == "batch")
         ):
-            for local in _set_before(at):
-                if local in _WHOLE.get(name, ()):
+            for local in _set_before(at) if name in _WHOLE else ():
+                if local in _WHOLE[name]:
                     yield at.put(local, whole)
                     return
 
