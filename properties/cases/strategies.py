@@ -276,9 +276,14 @@ def _with_numbers(draw: DrawFn, numbers: Sequence[Option], case: Case) -> Case:
     for option in numbers:
         number = option.draw(case)
         if not option.number:
-            number = number.filter(lambda value: value is not None)
+            number = _not_none(number)
         case = replace(case, options={**case.options, option.name: draw(number)})
     return case
+
+
+@lru_cache(maxsize=2048)
+def _not_none(number: SearchStrategy[Any]) -> SearchStrategy[Any]:
+    return number.filter(lambda value: value is not None)
 
 
 def _with_layouts(draw: DrawFn, op: Op, case: Case) -> Case:

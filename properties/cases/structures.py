@@ -6,6 +6,7 @@ another order and its masks remain what they are at each position.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from itertools import cycle, islice
 from typing import Any
 
@@ -24,7 +25,14 @@ _IDS = {torch.int32: (0, 2**31 - 1, 1), torch.int64: (2**32, 0, 2**33 - 1)}
 
 def draw_rules(case: Case) -> SearchStrategy[dict[str, Any] | None]:
     """Draw None, one rule or two, fit for the lengths of a case; the simplest rules hide least."""
-    longest = max(1, *(case.key_lengths or case.lengths))
+    keys = case.key_lengths or case.lengths
+    grows = all(t <= s for t, s in zip(case.lengths, keys, strict=True))
+    return _rules(max(1, *keys), grows=grows, packed=case.packed)
+
+
+# Cached, because building and validating a strategy takes longer than drawing from it.
+@lru_cache(maxsize=2048)
+def _rules(longest: int, *, grows: bool, packed: bool) -> SearchStrategy[dict[str, Any] | None]:
     size = st.one_of(st.integers(1, longest), st.sampled_from([16, 32, 64]))
     lengths = st.lists(size, min_size=1, max_size=4)
     rules: list[SearchStrategy[dict[str, Any]]] = [
@@ -37,10 +45,10 @@ def draw_rules(case: Case) -> SearchStrategy[dict[str, Any] | None]:
             {"prefix": st.lists(st.integers(0, longest), min_size=1, max_size=3)}
         ),
     ]
-    if all(t <= s for t, s in zip(case.lengths, case.key_lengths or case.lengths, strict=True)):
+    if grows:
         steps = st.lists(st.integers(0, 9), min_size=1, max_size=6)
         rules.append(st.fixed_dictionaries({"parents": steps}))
-    if not case.packed:
+    if not packed:
         table = {
             "blocks": st.lists(
                 st.booleans().map(lambda hidden: not hidden), min_size=1, max_size=7

@@ -1,7 +1,7 @@
 """Strategies that several declarations share."""
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy
@@ -19,9 +19,12 @@ BAD_FLAGS = (None, 1, "yes", numpy.bool_(True), torch.tensor(True))
 BAD_SCALES = (float("nan"), float("inf"), float("-inf"), *NO_NUMBERS)
 
 
+_ASKED = st.sampled_from([False, True, True])
+
+
 def asked(case: Case) -> SearchStrategy[bool]:
     """Whether an output is asked for: more often than not."""
-    return st.sampled_from([False, True, True])
+    return _ASKED
 
 
 def head_dims(largest: int = 256) -> SearchStrategy[int]:
@@ -51,7 +54,11 @@ def scales() -> SearchStrategy[float | None]:
 
 
 def _windows(case: Case) -> SearchStrategy[int | None]:
-    keys, queries = max(case.key_lengths or case.lengths), max(case.lengths)
+    return _windows_of(max(case.key_lengths or case.lengths), max(case.lengths))
+
+
+@lru_cache(maxsize=2048)
+def _windows_of(keys: int, queries: int) -> SearchStrategy[int | None]:
     edges = sorted({max(1, n + d) for n in (keys, queries) for d in (-1, 0, 1)} | {512, 513})
     narrow, others = st.integers(1, max(1, keys - 1)), st.sampled_from([*edges, 2**31 - 1])
     # A window that ends where a tile of keys ends has whole tiles without a mask.
