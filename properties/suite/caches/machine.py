@@ -332,6 +332,7 @@ class KVMachine(RuleBasedStateMachine):
     @rule(
         call=calls(),
         narrower=st.none() | st.integers(1, 9),
+        spelled_out=st.booleans(),
         with_kernel=st.booleans(),
         logits=st.sets(st.sampled_from(["softcap", "sink", "alibi_slopes"])),
         return_lse=st.booleans(),
@@ -340,6 +341,7 @@ class KVMachine(RuleBasedStateMachine):
         self,
         call: Call,
         narrower: int | None,
+        spelled_out: bool,
         with_kernel: bool,
         logits: set[str],
         return_lse: bool,
@@ -354,6 +356,9 @@ class KVMachine(RuleBasedStateMachine):
             values = {"softcap": 1.5, "sink": per_head, "alibi_slopes": per_head}
             options |= {name: values[name] for name in logits}
         asked = options | ({"return_lse": True} if return_lse else {})
+        if spelled_out:
+            # The defaults, as a layer passes them on.
+            asked = {"window": None, "softcap": None, "sink": None, "return_lse": False} | asked
         heard: dict[str, Any] = {}
 
         def own(q: Tensor, k: Tensor, v: Tensor, **given: Any) -> tuple[Tensor, Tensor | None]:
