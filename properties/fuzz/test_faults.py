@@ -375,7 +375,7 @@ def test_wrong_values_of_code_that_ops_share_are_one_bug(fuzz: Fuzz) -> None:
 def test_a_new_bug_beside_a_known_one_is_reported(fuzz: Fuzz, tmp_path: Path) -> None:
     ledger = tmp_path / "ledger.py"
     ledger.write_text(_LEDGER)
-    chosen = "--examples", "60", "--seed", "2", "--ledger", str(ledger)
+    chosen = "--examples", "20", "--seed", "2", "--ledger", str(ledger)
     code, printed = fuzz("twofold", *chosen)
     assert code == 1
     assert "ArithmeticError" not in printed
@@ -411,7 +411,7 @@ def test_no_more_time_than_granted_is_spent_on_making_cases_smaller(
 
 
 def test_two_bugs_in_one_kernel_stay_two(fuzz: Fuzz) -> None:
-    code, printed = fuzz("twofold", "--examples", "60", "--seed", "2")
+    code, printed = fuzz("twofold", "--examples", "20", "--seed", "2")
     assert code == 1
     assert "ArithmeticError: even" in printed
     assert "differs from the oracle" in printed
@@ -464,7 +464,7 @@ def test_a_function_that_ops_share_explains_their_failures(
 
 
 def test_a_bug_that_shows_now_and_then_is_one_and_needs_nothing(fuzz: Fuzz) -> None:
-    code, printed = fuzz("flaky", "--examples", "60", "--seed", "2")
+    code, printed = fuzz("flaky", "--examples", "20", "--seed", "2")
     assert code == 1
     assert re.search("again     [012] of 3 times in a fresh process", printed)
     assert "it passes without" not in printed
@@ -589,7 +589,7 @@ def test_a_disk_that_fills_up_does_not_end_the_run(tmp_path: Path) -> None:
 
 
 def test_failing_cases_are_tried_first_the_next_night(fuzz: Fuzz, tmp_path: Path) -> None:
-    fuzz("twofold", "--examples", "60", "--seed", "2")
+    fuzz("twofold", "--examples", "20", "--seed", "2")
     assert (tmp_path / ".hypothesis" / "examples").is_dir()
     _, printed = fuzz("twofold", "--examples", "5", "--no-shrink", "--seed", "5")
     assert "2 bugs in" in printed
