@@ -1,5 +1,6 @@
 """Rotary tables and the module that caches them, compared with the reference."""
 
+import importlib
 import math
 from typing import Any
 
@@ -198,6 +199,34 @@ def test_axes_are_those_of_the_reference(sections: list[int], interleaved: bool)
 
     axes = rotary_axes(sum(sections), sections, interleaved=interleaved)
     assert axes.equal(reference.rotary_axes(sum(sections), sections, interleaved=interleaved))
+
+
+@pytest.mark.parametrize("package", ["kernels", "reference"])
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("rotary_frequencies", {"rotary_dim": 6}),
+        ("rotary_frequencies", {"rotary_dim": 6, "scaling": YARN}),
+        ("rotary_tables", {"length": 5, "rotary_dim": 6}),
+        ("xpos_tables", {"length": 5, "rotary_dim": 6}),
+        ("rotary_axes", {"pairs": 3, "sections": [1, 2]}),
+        ("relative_buckets", {"queries": 4, "keys": 5}),
+    ],
+)
+def test_what_a_caller_writes_to_its_table_changes_no_later_one(
+    name: str, arguments: dict[str, Any], package: str
+) -> None:
+    function = getattr(importlib.import_module(package), name)
+
+    def tables() -> list[torch.Tensor]:
+        returned = function(**arguments)
+        each = returned if isinstance(returned, tuple) else (returned,)
+        return [x for x in each if isinstance(x, torch.Tensor)]
+
+    want = [x.clone() for x in tables()]
+    for x in tables():
+        x.add_(1)
+    assert all(map(torch.equal, tables(), want))
 
 
 BAD: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
