@@ -66,12 +66,11 @@ def _changed(config: pytest.Config) -> "Changed | None":
 
 def _claim_gpu(worker: int) -> None:
     """Map workers to GPUs round robin."""
-    import torch
+    from properties.device import gpus
 
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    gpus = visible.split(",") if visible else [str(n) for n in range(torch.cuda.device_count())]
-    if gpus:
-        os.environ["CUDA_VISIBLE_DEVICES"] = gpus[worker % len(gpus)]
+    # Those of the machine, also where a test configures pytest on the simulator, which has one.
+    if seen := gpus():
+        os.environ["CUDA_VISIBLE_DEVICES"] = seen[worker % len(seen)]
 
 
 # After `-k` and the like: how much a job draws depends on how many are left.

@@ -465,8 +465,11 @@ def test_a_target_of_another_repository_is_rejected(
     monkeypatch.setattr(pytestconfig.option, "oracles_target", "mine:target")
     monkeypatch.setattr(pytestconfig.option, "oracles_changed", "")
     expected = "^--changed: target 'mine:target', expected one of a checkout of this suite"
+    monkeypatch.setenv("PYTEST_XDIST_WORKER", "gw0")
+    before = dict(os.environ)
     with pytest.raises(pytest.UsageError, match=expected):
         session.pytest_configure(pytestconfig)
+    assert dict(os.environ) == before
 
 
 @pytest.mark.ops("gla")
