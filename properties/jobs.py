@@ -34,7 +34,7 @@ _HALVES = ("bfloat16", "float16")
 # Examples (bundles of cases) that all jobs get together in the profile `ci`. A new op, mode or law
 # takes its examples from the others, so the suite does not grow with the catalogue until there are
 # as many jobs: each job has at least one.
-EXAMPLES_OF_CI = 2700
+EXAMPLES_OF_CI = 2100
 # A run of few jobs draws up to `_MOST_TIMES` as many examples for each, while all together stay
 # below `_EXAMPLES_OF_FEW`.
 _MOST_TIMES, _EXAMPLES_OF_FEW = 24.0, 1000
@@ -62,7 +62,7 @@ class Job:
         """The number of a profile's examples for this job, `times` as many as in a run of all jobs.
 
         Weights: 2 for differential, 1 for the other law about numbers, 1/2 for other laws, half of
-        that for a wrapper, whose kernels belong to another op. An op with one mode gets 3 times as
+        that for a wrapper, whose kernels belong to another op. An op with one mode gets twice as
         many for laws that draw for themselves, since several modes share that work elsewhere. The
         two 16-bit dtypes try nearly the same, so each weighs 7/12. The weight is 1/6 for another
         mode of a wrapper, which runs the same lines in every mode. Laws take turns there.
@@ -84,7 +84,7 @@ class Job:
             return max(2, examples // 6)
         halves = (self.law not in _OF_NUMBERS) + (not self._has_kernels)
         times = 2 if self.law == "differential" else 1
-        times *= 3 if self.draws_for_itself and len(OPS[self.op].modes) == 1 else 1
+        times *= 2 if self.draws_for_itself and len(OPS[self.op].modes) == 1 else 1
         wanted = -(-times * examples >> halves)
         return -(-wanted * 7 // 12) if self.dtype in _HALVES else wanted
 
@@ -103,7 +103,7 @@ class Job:
         """Whether a run of all jobs leaves this one out: a law that compares an implementation
         with itself is tried in one dtype for each mode of an op, in others for its other modes.
         """
-        if self.draws_for_itself:
+        if self.law in _OF_NUMBERS:
             return False
         dtypes = OPS[self.op].dtypes
         return self.dtype != dtypes[(self._place + self._turn) % len(dtypes)]
