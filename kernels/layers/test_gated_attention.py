@@ -56,11 +56,13 @@ def _cache(kind: str, device: torch.device, dtype: torch.dtype = torch.float32) 
 
 
 @pytest.mark.parametrize("prompt", [0, 1, 7])
-@pytest.mark.parametrize("kind", CACHES)
+@pytest.mark.parametrize(
+    ("kind", "window"), [("contiguous", None), ("paged", None), *((kind, 3) for kind in CACHES)]
+)
 def test_a_prompt_and_then_token_by_token_is_one_pass(
-    kind: str, prompt: int, device: torch.device
+    kind: str, window: int | None, prompt: int, device: torch.device
 ) -> None:
-    layer = _layer(device, window=3 if kind == "sliding" else None)
+    layer = _layer(device, window=window)
     x, cache = _x(device, BATCH, TOKENS), _cache(kind, device)
     with torch.no_grad():
         pieces = [layer(x[:, :prompt], cache=cache)]

@@ -105,3 +105,27 @@ def test_quantization_is_no_error(dtype: torch.dtype, subject: Subject) -> None:
     for op in (kernels.paged_attention, reference.paged_attention):
         o, _ = op(*given, k_scale=scale, v_scale=scale)
         assert torch.equal(o[0, 0, 1], values.float().flatten() / 32)
+
+
+@pytest.mark.parametrize(("code", "scale"), [(256.0, 2.0**-26), (2.0**-9, 2.0**24)])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+def test_a_weight_times_a_scale_is_no_16_bit_number(
+    dtype: torch.dtype, code: float, scale: float, subject: Subject
+) -> None:
+    """The mean of equal values is each of them, whatever a scale is in float16."""
+    values = torch.full((4, 16, 1, 8), code, device=subject.device).to(torch.float8_e4m3fn)
+    scales = torch.full((4, 16, 1), scale, device=subject.device)
+    q = torch.zeros(1, 1, 2, 8, dtype=dtype, device=subject.device)
+    table = torch.arange(4, dtype=torch.int32, device=subject.device)[None]
+    for num_splits in (1, 3):
+        o, _ = kernels.paged_attention(
+            q,
+            values,
+            values,
+            table,
+            table[0, :1] + 64,
+            k_scale=scales,
+            v_scale=scales,
+            num_splits=num_splits,
+        )
+        assert (o == code * scale).all()

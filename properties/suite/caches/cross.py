@@ -105,6 +105,9 @@ class CrossAttentionMachine(PagedMachine):
             assert (lse.isinf() == want_lse.isinf()).all()
             assert (apart.abs() <= 8 * relative_error(terms, True)).all(), f"{lse}, {want_lse}"
 
+    def idle_step(self, offset: Tensor) -> None:
+        """Nothing is appended in steps."""
+
     refused_options = (*PagedMachine.refused_options, "window", "alibi_slopes")
 
     def attention_arguments(self, q: Tensor, k: Tensor, v: Tensor) -> dict[str, Any]:

@@ -448,8 +448,9 @@ class KVMachine(RuleBasedStateMachine):
         length=st.just(0) | st.integers(0, 12),
         back=COUNTS,
         kind=st.sampled_from(["one", "each", "each in 32 bits", "reset"]),
+        idle=st.booleans(),
     )
-    def crop(self, length: int, back: list[int], kind: str) -> None:
+    def crop(self, length: int, back: list[int], kind: str, idle: bool) -> None:
         if kind == "reset":
             for each in (self.cache, self.model, self.everything):
                 each.reset()
@@ -478,6 +479,15 @@ class KVMachine(RuleBasedStateMachine):
         if shorter:
             self.reached.add("cropped")
             self.check_cropped(shorter)
+        if idle:
+            # It must not hide what was forgotten before the crop.
+            self.idle_step(torch.zeros(self.batch, dtype=torch.int64))
+
+    def idle_step(self, offset: Tensor) -> None:
+        """A call that is padding alone."""
+        _, k, v = self.draw_tokens(1, 0)
+        self.cache.update(k, v, offset)
+        self.append(k, v, offset)
 
     def lacks_a_key(self, n: int, length: int) -> bool:
         """Whether sequence `n`, cropped to so many tokens, lacks a key that its next one sees."""

@@ -118,6 +118,14 @@ class RefusesToForgetAll(kernels.SlidingWindowCache):
         super().crop(length)
 
 
+class FindsTheForgottenByAnIdleStep(kernels.SlidingWindowCache):
+    """Reckons the first position anew in every update, also after a crop."""
+
+    def _claim(self, counts: list[int]) -> None:
+        ends = (old + new for old, new in zip(self._length, counts, strict=True))
+        self._first = [max(self.sinks, end - self.window) for end in ends]
+
+
 class StaleWindowAfterReset(kernels.SlidingWindowCache):
     """Keeps the window's first position from before the reset."""
 
@@ -405,6 +413,7 @@ PLANTED = {
         SaturatingLength,
         CropsTheForgotten,
         RefusesToForgetAll,
+        FindsTheForgottenByAnIdleStep,
         StaleWindowAfterReset,
         ForgetsWhoForgot,
     ),

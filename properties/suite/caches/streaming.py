@@ -123,6 +123,9 @@ class StreamingMachine(KVMachine):
         assert ((o - want).abs() <= budget).all(), f"{o}, want {want}"
         return o
 
+    def idle_step(self, offset: Tensor) -> None:
+        self.check_attention(*self.draw_tokens(1, 0), offset, {"scale": SCALE}, True)
+
     def reset_is_a_new_start(self) -> None:
         for each in (self.cache, self.model, self.everything):
             each.reset()
