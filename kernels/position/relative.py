@@ -1,6 +1,7 @@
 """Relative position bias of T5, by PyTorch: each diagonal of pairs has one number."""
 
 from math import ceil
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int64
@@ -51,8 +52,8 @@ def relative_bias(
 
         bias_hij = table_hb,   b = the bucket of (i, j)
 
-    T5 does not scale its logits: call `attention` with `scale=1.0`. The table gets a gradient. It
-    is a matrix of all pairs, as any bias; `attention` reads it tile by tile.
+    T5 does not scale its logits: call `attention` with `scale=1.0`. The table gets a gradient,
+    summed in float32. It is a matrix of all pairs, as any bias; `attention` reads it tile by tile.
 
     Args:
         table: `[H, buckets]`, float32, bfloat16 or float16.
@@ -71,7 +72,31 @@ def relative_bias(
     of_diagonal = _of_diagonals(
         queries, keys, table.shape[1], max_distance, bidirectional, table.device
     )
-    return _spread(table[:, of_diagonal], queries, keys)[None]
+    return _Bias.apply(table, of_diagonal, queries, keys)
+
+
+class _Bias(torch.autograd.Function):
+    """A view of a number for each diagonal, whose gradient is summed in float32."""
+
+    @staticmethod
+    def forward(ctx: Any, table: Tensor, of_diagonal: Tensor, queries: int, keys: int) -> Tensor:
+        ctx.save_for_backward(of_diagonal)
+        ctx.of_table = table.shape, table.dtype
+        return _spread(table[:, of_diagonal], queries, keys)[None]
+
+    @staticmethod
+    def backward(ctx: Any, dbias: Tensor) -> tuple[Tensor, None, None, None]:
+        (of_diagonal,) = ctx.saved_tensors
+        shape, dtype = ctx.of_table
+        *_, queries, keys = dbias.shape
+        if dbias.numel() == 0:
+            return dbias.new_zeros(shape), None, None, None
+        rows = dbias[0].float().flip(-2)
+        # Each row begins one place further on than the row before, so that diagonals are columns.
+        columns = torch.nn.functional.pad(rows, (0, queries)).flatten(-2)[..., :-queries]
+        sums = columns.unflatten(-1, (queries, keys + queries - 1)).sum(-2)
+        dtable = sums.new_zeros(shape).index_add(1, of_diagonal, sums)
+        return dtable.to(dtype), None, None, None
 
 
 def _of_diagonals(

@@ -87,7 +87,7 @@ def relative_bias(
 
         bias_hij = table_hb,   b = the bucket of (i, j)
 
-    The table gets a gradient: a sum over the pairs of each bucket. T5 does not scale its logits:
+    The table gets a gradient: a sum over the pairs of each bucket, in float32 at least. T5 does not scale its logits:
     call `attention` with `scale=1.0`.
 
     Args:
@@ -111,4 +111,6 @@ def relative_bias(
         max_distance=max_distance,
         bidirectional=bidirectional,
     )
-    return table[None, :, b.to(table.device)]
+    # The gradient is summed in float32 where the table has 16 bits.
+    wide = torch.promote_types(table.dtype, torch.float32)
+    return table.to(wide)[None, :, b.to(table.device)].to(table.dtype)
