@@ -5,6 +5,7 @@ through them. `check_boundaries` reads data, so only the implementation of a cus
 """
 
 import reprlib
+from collections.abc import Mapping
 from itertools import pairwise
 
 import torch
@@ -121,6 +122,18 @@ def check_chunk_size(size: int) -> int:
     That cuts sequences of up to 2^30 tokens alike, and its sum with their length fits in 32 bits.
     """
     return min(check_size("chunk_size", size), 2**30)
+
+
+def check_groups(sizes: Mapping[str, int], heads: str = "q", groups: str = "k and v") -> None:
+    """Refuse H heads that are no multiple of G with a ValueError; without G each head is its own.
+
+    Args:
+        heads, groups: the arguments with H and with G heads, for the message.
+    """
+    H, G = sizes["H"], sizes.get("G")
+    if G is not None and (0 in (H, G) or H % G):
+        wanted = f"a positive multiple of the {G} heads of {groups}"
+        raise ValueError(f"{heads}: {H} heads, expected {wanted}")
 
 
 def check_flags(**flags: bool) -> None:

@@ -133,12 +133,10 @@ class _Signature(Signature):
             if letter in sizes:
                 name = next(n for n, spec in self.dims.items() if spec.endswith(letter))
                 arguments.check_range(f"{letter} (the last dim of {name})", sizes[letter], 1, 256)
-        heads, groups = (sizes.get(letter) for letter in "HG")
-        if groups is not None and heads != groups and (0 in (heads, groups) or heads % groups):
-            name = next(n for n, spec in self.dims.items() if spec.endswith("H V"))
-            others = " and ".join(n for n, spec in self.dims.items() if "G" in spec)
-            expected = f"a positive multiple of the {sizes['G']} heads of {others}"
-            raise ValueError(f"{name}: {describe(given[name])}, expected {expected}")
+        if "G" in sizes and sizes["G"] != sizes["H"]:
+            heads = next(n for n, spec in self.dims.items() if spec.endswith("H V"))
+            groups = " and ".join(n for n, spec in self.dims.items() if "G" in spec)
+            arguments.check_groups(sizes, heads, groups)
         device = given[self.same_dtype[0]].device
         cu_seqlens = given["cu_seqlens"]
         cu_seqlens = arguments.check_cu_seqlens("cu_seqlens", cu_seqlens, sizes["B"], device)

@@ -8,7 +8,13 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from kernels.arguments import check_cu_seqlens, check_number, check_range, describe
+from kernels.arguments import (
+    check_cu_seqlens,
+    check_groups,
+    check_number,
+    check_range,
+    describe,
+)
 from kernels.op import TileOption
 
 MAX_DIM = 256
@@ -50,14 +56,6 @@ def check_heads(sizes: Mapping[str, int], queries: str = "q", keys: str = "k and
             )
         check_range(name, sizes[dim], 1, MAX_DIM)
     check_groups(sizes, queries, keys)
-
-
-def check_groups(sizes: Mapping[str, int], queries: str = "q", keys: str = "k and v") -> None:
-    """Refuse heads that form no groups; without G each head is its own."""
-    heads, groups = sizes["H"], sizes.get("G")
-    if groups is not None and (0 in (heads, groups) or heads % groups):
-        wanted = f"a positive multiple of the {groups} heads of {keys}"
-        raise ValueError(f"{queries}: {heads} heads, expected {wanted}")
 
 
 def check_packing(

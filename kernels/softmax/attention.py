@@ -21,7 +21,6 @@ from kernels.softmax.arguments import (
     MAX_KEY_DIM,
     MAX_VALUE_DIM,
     LseOptions,
-    check_groups,
     check_packing,
     check_softcap,
     check_window,
@@ -71,7 +70,7 @@ def compute(
     check_pairs("mask", mask, sizes, q.device, torch.bool)
     arguments.check_range("head dim K of q", sizes["K"], 1, MAX_KEY_DIM)
     arguments.check_range("head dim V of v", sizes["V"], 1, MAX_VALUE_DIM)
-    check_groups(sizes)
+    arguments.check_groups(sizes)
     for name, x in (("g", g), ("bias", bias)):
         if x is not None and max(sizes["K"], sizes["V"]) > MAX_DIM:
             raise ValueError(
