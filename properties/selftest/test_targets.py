@@ -512,6 +512,29 @@ def test_a_target_that_does_not_exist_is_named(name: str, message: str) -> None:
         load(name, CPU)
 
 
+@pytest.mark.parametrize(
+    ("stated", "told"),
+    [
+        ({"modes": lambda *_: None}, "modes of linear_attn: None, expected a tuple of texts"),
+        ({"limits": lambda *_: 1 / 0}, r"limits of linear_attn \(chunk\): ZeroDivisionError: div"),
+        (
+            {"declaration": lambda *_: None},
+            r"declaration of linear_attn \(chunk\): None, expected Op",
+        ),
+        ({"unstated": lambda *_: ["packing"]}, r"unstated of .*: \['packing'\], expected Mapping"),
+        ({"contexts": ("nowhere",)}, r"contexts: \('nowhere',\), expected some of grad, no_grad"),
+        ({"remarks": "slow"}, "remarks: 'slow', expected a tuple of texts"),
+    ],
+)
+def test_a_target_that_states_something_else_is_named(
+    stated: dict[str, Any], told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = type("Mine", (Target,), stated)
+    monkeypatch.setattr(sys.modules[__name__], "mine", lambda device: made(), raising=False)
+    with pytest.raises(ValueError, match=f"^target: {told}"):
+        load(f"{__name__}:mine", CPU)
+
+
 def _normalized(change: Callable[[Tensor], Tensor]) -> Adapter:
     def l2norm(x: Tensor) -> Tensor:
         return change(reference.l2norm(x))

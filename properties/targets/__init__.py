@@ -32,7 +32,8 @@ def load(name: str, device: Device) -> Target:
             a `Target`.
 
     Raises:
-        ValueError: there is none, its code fails, or what it needs is not installed.
+        ValueError: there is none, its code fails, what it needs is not installed, or it states
+            something of another type than `Target` says.
     """
     module, colon, attribute = NAMES.get(name, name).partition(":")
     if not (module and colon and attribute):
@@ -55,6 +56,7 @@ def load(name: str, device: Device) -> Target:
             made = make(device)
             if isinstance(made, Target):
                 made.name = name
+                made.check()
     except (ValueError, KeyboardInterrupt):
         raise
     except BaseException as error:

@@ -1,9 +1,14 @@
 """Targets: implementations of all or part of the catalogue."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from typing import Any
 
 from properties.cases.case import Case
+from properties.cases.contexts import CONTEXTS
+from properties.cases.values import COTANGENTS
+from properties.catalogue import OPS
 from properties.catalogue.op import Function, Op
+from properties.verdict.report import message_of
 
 
 class Target:
@@ -75,3 +80,42 @@ class Target:
         multiples.
         """
         return 16
+
+    def check(self) -> None:
+        """Check what it states, as runs begin with that.
+
+        Raises:
+            ValueError: an attribute or the answer of a method has another type or unknown names, or
+                the method raises an error.
+        """
+        _expect_texts("remarks", self.remarks)
+        _expect_texts("contexts", self.contexts, CONTEXTS)
+        _expect_texts("cotangents", self.cotangents, COTANGENTS)
+        for op in OPS.values():
+            modes = self._stated("modes", op)
+            for mode in modes:
+                self._stated("limits", op, mode)
+                self._stated("conventions", op, mode)
+                self._stated("declaration", op, mode, kind=Op)
+                unstated = self._stated("unstated", op, mode, kind=Mapping)
+                _expect_texts(f"unstated of {op.name} ({mode})", (*unstated, *unstated.values()))
+
+    def _stated(self, method: str, op: Op, *mode: str, kind: type = tuple) -> Any:
+        where = " ".join([f"{method} of {op.name}", *map("({})".format, mode)])
+        try:
+            stated = getattr(self, method)(op, *mode)
+        except Exception as error:
+            told = f"{type(error).__name__}: {message_of(error)}"
+            raise ValueError(f"target: {where}: {told}") from error
+        if kind is tuple:
+            _expect_texts(where, stated)
+        elif not isinstance(stated, kind):
+            raise ValueError(f"target: {where}: {stated!r}, expected {kind.__name__}")
+        return stated
+
+
+def _expect_texts(where: str, stated: object, known: Collection[str] | None = None) -> None:
+    if not (isinstance(stated, tuple) and all(isinstance(text, str) for text in stated)):
+        raise ValueError(f"target: {where}: {stated!r}, expected a tuple of texts")
+    if known is not None and (not stated or not {*stated} <= {*known}):
+        raise ValueError(f"target: {where}: {stated!r}, expected some of {', '.join(known)}")
