@@ -87,8 +87,8 @@ def relative_bias(
 
         bias_hij = table_hb,   b = the bucket of (i, j)
 
-    The table gets a gradient: a sum over the pairs of each bucket, in float32 at least. T5 does not scale its logits:
-    call `attention` with `scale=1.0`.
+    The table gets a gradient: a sum over the pairs of each bucket, in float32 at least. T5 does
+    not scale its logits: call `attention` with `scale=1.0`.
 
     Args:
         table: A number for each head and bucket. (T5's checkpoints have the transpose.)
