@@ -11,6 +11,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+_LARGEST = torch.finfo(torch.float32).max
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -99,11 +100,13 @@ def check_range(name: str, size: int, low: int, high: int) -> None:
 
 
 def check_size(name: str, size: int, least: int = 1) -> int:
-    """Refuse anything but an int of at least `least`."""
+    """Refuse anything but an int of 64 bits of at least `least`."""
     if isinstance(size, bool) or not isinstance(size, int):
         raise TypeError(f"{name}: {describe(size)}, expected an int")
     if size < least:
         raise ValueError(f"{name}: {size}, expected at least {least}")
+    if size >= 2**63:
+        raise ValueError(f"{name}: {size}, expected at most 2^63 - 1")
     return size
 
 
@@ -114,6 +117,11 @@ def check_number(name: str, x: object, *, optional: bool = False) -> None:
     if isinstance(x, bool) or not isinstance(x, (int, float)):
         wanted = "a real number or None" if optional else "a real number"
         raise TypeError(f"{name}: {describe(x)}, expected {wanted}")
+
+
+def is_finite(x: float) -> bool:
+    """Whether a number is finite in float32, as kernels take it."""
+    return -_LARGEST <= x <= _LARGEST
 
 
 def check_chunk_size(size: int) -> int:

@@ -290,7 +290,7 @@ def documented(
         if any("G" in axes(parameter.annotation) for parameter in parameters.values()):
             values.append("H not G, 2 G, 3 G, ...")
         if "scale" in parameters:
-            values.append("a scale that is NaN or infinite")
+            values.append("a scale that is NaN, or not finite in float32")
         return op(
             run,
             outputs=outputs,

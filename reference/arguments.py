@@ -14,6 +14,7 @@ import functools
 import inspect
 import re
 import reprlib
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from types import NoneType, SimpleNamespace, UnionType
 from typing import Any, ParamSpec, TypeVar, Union, get_args, get_origin, is_typeddict, overload
@@ -25,6 +26,8 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _NAME = re.compile(r"[A-Za-z_]\w*")
+# Of what an int may be passed for.
+_LARGEST: dict[Any, Any] = {int: 2**63 - 1, float: sys.float_info.max}
 
 
 @overload
@@ -125,6 +128,8 @@ def _check_each(signature: inspect.Signature, arguments: Mapping[str, Any]) -> d
         kind = next((kind for kind in kinds if _matches(value, kind)), None)
         if kind is None:
             raise _mismatch(name, value, kinds, sizes)
+        if isinstance(value, int) and abs(value) > _LARGEST.get(kind, value):
+            raise ValueError(f"{name}: {describe(value)}, expected a number of 64 bits")
         if _is_array(kind):
             for axis, size in zip(kind.dim_str.split(), value.shape, strict=True):
                 if _NAME.fullmatch(axis):

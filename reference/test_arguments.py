@@ -42,6 +42,7 @@ Y = torch.zeros(2, 3, 7)
         {"count": torch.zeros(2, dtype=torch.int32)},
         {"factor": 3},
         {"factor": 3.5},
+        {"factor": 2**70, "count": -(2**63) + 1},
         {"cu_seqlens": torch.tensor([0, 1, 1, 3]), "state": torch.zeros(3, 7)},
     ],
 )
@@ -74,6 +75,14 @@ def test_what_the_annotations_allow_passes(options: dict[str, Any]) -> None:
         (
             lambda: op(X, count=torch.tensor([1, 2, 3])),
             r"count: int64[3], expected [N] with N=2",
+        ),
+        (
+            lambda: op(X, count=2**63),
+            r"count: 9223372036854775808 (int), expected a number of 64 bits",
+        ),
+        (
+            lambda: op(X, factor=-(2**1024)),
+            r"factor: -17976931348623159...5356329624224137216 (int), expected a number of 64 bits",
         ),
         (
             lambda: op(X, Y.to("meta")),

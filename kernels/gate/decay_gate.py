@@ -7,7 +7,6 @@ A program has some tokens of one head. With y = A z, s = sigmoid, and dg what co
     ddt_bias = Σ dx
 """
 
-import math
 from typing import Any, Literal
 
 import torch
@@ -17,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from kernels import tiles
-from kernels.arguments import check_number
+from kernels.arguments import check_number, is_finite
 from kernels.differentiable import differentiable
 from kernels.fused import fused
 from kernels.primitives.layout import contiguous
@@ -157,8 +156,8 @@ gate = differentiable(
 def compute(*, lower_bound: float | None, **given: Any) -> Tensor:
     if lower_bound is not None:
         check_number("lower_bound", lower_bound, optional=True)
-        if not -math.inf < lower_bound < 0:
-            wanted = "expected a negative finite number or None"
+        if not (lower_bound < 0 and is_finite(lower_bound)):
+            wanted = "expected a negative number, finite in float32, or None"
             raise ValueError(f"lower_bound: {lower_bound}, {wanted}")
         lower_bound = float(lower_bound)
     return gate(bound=lower_bound, **given)

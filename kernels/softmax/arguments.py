@@ -1,6 +1,5 @@
 """Checks of arguments that the ops over pairs of queries and keys share."""
 
-import math
 from collections.abc import Mapping
 from typing import TypedDict
 
@@ -14,6 +13,7 @@ from kernels.arguments import (
     check_number,
     check_range,
     describe,
+    is_finite,
 )
 from kernels.op import TileOption
 
@@ -101,6 +101,6 @@ def check_softcap(softcap: float | None) -> float | None:
     check_number("softcap", softcap, optional=True)
     if softcap is None:
         return None
-    if not 0 < softcap < math.inf:
-        raise ValueError(f"softcap: {softcap}, expected a positive finite number")
+    if not (softcap > 0 and is_finite(softcap)):
+        raise ValueError(f"softcap: {softcap}, expected a positive number, finite in float32")
     return float(softcap)

@@ -121,7 +121,7 @@ def compute(
         f"K outside 1 to {MAX_KEY_DIM} or V outside 1 to {MAX_VALUE_DIM}",
         f"`g` or a `bias` with one above {MAX_DIM}",
         "H not G, 2 G, 3 G, ...",
-        "a scale that is NaN or infinite",
+        "a scale that is NaN, or not finite in float32",
         "a window below 1",
         "a softcap that is not positive and finite",
         "`g` without `causal`",

@@ -220,7 +220,7 @@ def compute(
     raises=(
         "no sources, or more than 256",
         f"D above {MAX_DIM}",
-        "a scale that is NaN or infinite",
+        "a scale that is NaN, or not finite in float32",
         "an eps below 2^-126 or not below 2^128",
     ),
 )

@@ -246,7 +246,7 @@ def compute(
     raises=[
         f"K outside 1 to {MAX_KEY_DIM} or V outside 1 to {MAX_VALUE_DIM}",
         "H not G, 2 G, 3 G, ...",
-        "a scale that is NaN or infinite",
+        "a scale that is NaN, or not finite in float32",
         "a window or num_splits below 1",
         "a softcap that is not positive and finite",
         "8-bit pages without scales",

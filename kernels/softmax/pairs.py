@@ -59,7 +59,9 @@ def pairs(
         signature = _Signature.of(page, same_dtype, op=page.__name__)
         of_keys = "cu_seqlens_k" in parameters
         reasons = [f"K or V outside 1 to {MAX_DIM}"]
-        reasons += ["a scale that is NaN or infinite"] if "scale" in parameters else []
+        reasons += (
+            ["a scale that is NaN, or not finite in float32"] if "scale" in parameters else []
+        )
         reasons += ["H not G, 2 G, 3 G, ..."] if signature.grouped else []
         reasons += ["a window below 1"] if "window" in parameters else []
         boundaries = "boundaries that do not delimit all tokens"

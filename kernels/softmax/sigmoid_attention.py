@@ -4,13 +4,12 @@ Logits are in base 2, as in `logits.py`, and x is a logit with its bias. With P 
 gradients are dV = Pᵀ dO and dS = P (1 - P) (dO Vᵀ): see `weighted.py`.
 """
 
-import math
 from typing import Any, Literal, Unpack
 
 from jaxtyping import Float
 from torch import Tensor
 
-from kernels.arguments import check_number
+from kernels.arguments import check_number, is_finite
 from kernels.softmax.arguments import Options
 from kernels.softmax.pairs import pairs
 from kernels.softmax.weighted import weighted
@@ -24,12 +23,12 @@ def _check_bias(bias: float | None) -> float | None:
     if bias is None:
         return None
     check_number("bias", bias, optional=True)
-    if not -math.inf < bias < math.inf:
-        raise ValueError(f"bias: {bias}, expected a finite number or None")
+    if not is_finite(bias):
+        raise ValueError(f"bias: {bias}, expected a number that is finite in float32, or None")
     return float(bias)
 
 
-@pairs(_run, raises=("a bias that is NaN or infinite",))
+@pairs(_run, raises=("a bias that is NaN, or not finite in float32",))
 def sigmoid_attention(
     q: Float[Tensor, "B T_q H K"],
     k: Float[Tensor, "B T_k G K"],

@@ -105,6 +105,8 @@ def _check_entry(name: str, value: object, shapes: Mapping[str, list[int]]) -> N
             raise TypeError(f"{called}: {describe(value)}, expected int")
         if value < 1:
             raise ValueError(f"{called}: {value}, expected at least 1")
+        if value >= 2**63:
+            raise ValueError(f"{called}: {value}, expected at most 2^63 - 1")
     elif name not in (*_NUMBERS, "blocks"):
         known = ", ".join(Structure.__annotations__)
         raise ValueError(f"structure: {name!r}, expected some of {known}")
