@@ -72,7 +72,7 @@ def rwkv4(
     Args:
         w: Logarithm of the rate of decay: a token's weight decays by exp(-exp w) at each token.
         u: Bonus, added to the logarithm of the weight of the token itself.
-        k: Logarithm of the weight of each token.
+        k: Logarithm of the weight of each token; finite numbers.
         initial_state: m and z before the first token. None means that nothing was seen: m = 0 and
             z = -inf.
 
