@@ -202,7 +202,7 @@ def compute(
     arguments.check_range("head dim K of q and k_pages", sizes["K"], 1, MAX_KEY_DIM)
     arguments.check_range("head dim V of v_pages", sizes["V"], 1, MAX_VALUE_DIM)
     arguments.check_range("rows of a page (C)", sizes["C"], 1, 2**31 - 1)
-    arguments.check_groups(sizes, keys="k_pages and v_pages")
+    arguments.check_groups(sizes, groups="k_pages and v_pages")
     arguments.check_flags(causal=causal, return_lse=return_lse)
     arguments.check_range("num_splits", arguments.check_size("num_splits", num_splits), 1, 2**15)
     if parents is not None and not causal:
