@@ -1,6 +1,7 @@
 """The device of a run: a GPU, the simulator, or Triton's interpreter."""
 
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -39,6 +40,7 @@ def _hooks() -> Any:
     return torch._C._autograd._top_saved_tensors_default_hooks(True)
 
 
+_TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 _function_modes = torch._C._len_torch_function_stack
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 # What PyTorch keeps for a process or thread and a call could change: how to read and to write it.
@@ -208,18 +210,26 @@ def configured(position: int | None) -> Iterator[None]:
 
 @contextmanager
 def keeping_state() -> Iterator[list[str]]:
-    """Undo what is done inside this context to PyTorch's state and to the current folder, so that
-    another's code does not change how later cases are judged.
+    """Undo what is done inside this context to PyTorch's state, to the current folder and to the
+    process's timers, so that another's code does not change how later cases are judged.
+
+    A process that is forked inside ends here, since one goes on.
 
     Yields:
         A list that in the end names the parts of PyTorch's state that were changed.
     """
     before = {name: read() for name, (read, _) in _STATE.items()}
-    folder = _folder()
+    folder, process = _folder(), os.getpid()
+    idle = [timer for timer in _TIMERS if not any(signal.getitimer(timer))]
     changed: list[str] = []
     try:
         yield changed
     finally:
+        if os.getpid() != process:
+            os._exit(0)
+        for timer in idle:
+            # Its signal would end the process, or raise an error elsewhere.
+            signal.setitimer(timer, 0)
         for name, (read, write) in _STATE.items():
             if read() != before[name]:
                 changed.append(name)

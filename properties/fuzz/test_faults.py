@@ -1,5 +1,6 @@
 """A night survives faults of its target and of the machine."""
 
+import errno
 import inspect
 import itertools
 import os
@@ -18,6 +19,7 @@ from io import TextIOWrapper
 from multiprocessing.util import get_temp_dir
 from pathlib import Path
 from threading import Thread
+from typing import Any
 
 import pytest
 import torch
@@ -192,6 +194,24 @@ def test_a_module_that_is_saved_during_a_night_is_loaded_again(
     assert mark.read_text().count("loaded") > 2
     assert "differential: MemoryError" in printed
     assert "does not start" not in printed
+
+
+def test_a_machine_that_forks_nothing_for_a_while_ends_no_run(
+    fuzz: Fuzz, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    schedule, calls = worker.ProcessPool.schedule, itertools.count()
+
+    def scarce(*given: Any) -> Any:
+        if 3 <= next(calls) < 9:
+            raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+        return schedule(*given)
+
+    monkeypatch.setattr(worker.ProcessPool, "schedule", scarce)
+    monkeypatch.setattr(worker, "_SAVED", 0.0)
+    code, printed = fuzz("good")
+    assert code == 0, printed
+    assert next(calls) > 9
+    assert re.search("no bugs in [1-9]", printed)
 
 
 def test_a_process_killed_from_outside_is_not_reported(fuzz: Fuzz, mark: Path) -> None:

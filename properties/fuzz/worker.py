@@ -10,6 +10,7 @@ from concurrent.futures import CancelledError
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from dataclasses import replace
+from itertools import count as counting
 from itertools import cycle, islice, takewhile
 from pathlib import Path
 from time import monotonic, sleep
@@ -39,7 +40,7 @@ _STARTS, _STARTING = 3, 300.0
 # Seconds before the second attempt, and twice as many before the third.
 _PAUSE = 0.2
 # Seconds in which a target that loaded before may load again, as somebody may be saving its module,
-# and seconds between attempts.
+# or the machine may fork nothing for a while; and seconds between attempts.
 _SAVING, _SAVED = 300.0, 1.0
 # Seconds in which a process that was killed is gone.
 _ENDING = 10.0
@@ -100,6 +101,12 @@ class Worker:
         self._end()
         self.start()
 
+    def _replace(self) -> None:
+        try:
+            self.restart()
+        except (OSError, RuntimeError) as error:
+            raise BrokenProcessPool(str(error)) from error
+
     def load(self) -> None:
         """Load the target, unless it is loaded.
 
@@ -121,12 +128,17 @@ class Worker:
     def _started(self, then: Callable[[], T]) -> T:
         """Do something in a process that has loaded the target."""
         why: Exception | None = None
-        for before in range(_STARTS):
+        until = monotonic() + (_SAVING if self.loaded_before else 0.0)
+        for before in counting():
+            if before >= _STARTS and monotonic() > until:
+                break
             # Where it would be forked from may be about to end.
-            sleep(before * _PAUSE)
+            sleep(min(before * _PAUSE, _SAVED))
             if self.stopped:
                 raise Stopped
             try:
+                if why is not None:
+                    self._replace()
                 if not self.loaded:
                     self._load()
                 return then()
@@ -135,7 +147,6 @@ class Worker:
             except (BrokenProcessPool, judging.Unloaded) as error:
                 # It was killed while idle, or did not get as far as the case.
                 why = error
-                self.restart()
         self.stopped = True
         raise Lost(f"a process that judges cases does not start: {why}")
 

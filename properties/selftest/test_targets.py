@@ -2,6 +2,7 @@
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections import Counter
@@ -675,6 +676,30 @@ def test_a_call_that_changes_pytorchs_state_is_told(
     assert changed == []
 
 
+class _Text(str):
+    def __getitem__(self, place: object) -> str:
+        raise RuntimeError("no part of it")
+
+
+class _Odd(Exception):
+    """An exception that wants no note, and whose text cannot be cut."""
+
+    def __str__(self) -> str:
+        return _Text("odd")
+
+    @property
+    def __notes__(self) -> list[str]:
+        raise RuntimeError("no note")
+
+
+def test_an_exception_of_an_odd_type_is_told_as_it_is() -> None:
+    def refuse(y: Tensor) -> Tensor:
+        raise _Odd
+
+    with pytest.raises(Violation, match=r"^differential: _Odd: odd\n"):
+        judge("differential", NORM, Subject(_normalized(refuse), CPU))
+
+
 def test_pytest_reports_a_target_that_skips() -> None:
     subject = Subject(_normalized(lambda y: pytest.skip("no such machine")), CPU)
     job = Job("l2norm", "some", "differential", "float32")
@@ -704,6 +729,22 @@ def test_a_module_that_changes_pytorchs_state_changes_no_verdict(
     monkeypatch.syspath_prepend(tmp_path)
     load("inference_only:target", CPU)
     assert torch.is_grad_enabled()
+
+
+def test_a_module_that_forks_and_sets_an_alarm_ends_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "alarmed.py").write_text(
+        "import os, signal\n"
+        "from properties.targets.oracle import target\n"
+        "child = os.fork()\n"
+        "signal.alarm(1)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    load("alarmed:target", CPU)
+    assert not any(signal.getitimer(signal.ITIMER_REAL))
+    # The second process has not come as far.
+    assert os.waitpid(sys.modules["alarmed"].child, 0)[1] == 0
 
 
 def test_a_call_with_an_argument_that_the_target_lacks_is_rejected() -> None:

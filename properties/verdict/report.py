@@ -99,15 +99,19 @@ def error_report(
 def message_of(error: BaseException) -> str:
     """The text of an exception, whose type may be the target's own and fail to say it."""
     try:
-        return str(error)
+        # Of a type of ours, not of its own.
+        return str.__str__(str(error))
     except BaseException as worse:
         return f"its text raises {type(worse).__name__}"
 
 
 def _notes(error: BaseException) -> list[str]:
     """The notes of an exception, whose type may be the target's own and have anything there."""
-    notes = getattr(error, "__notes__", ())
-    return list(map(str, notes)) if isinstance(notes, list) else []
+    try:
+        notes = getattr(error, "__notes__", ())
+        return list(map(str, notes)) if isinstance(notes, list) else []
+    except Exception:
+        return []
 
 
 def _shown(text: str) -> str:
