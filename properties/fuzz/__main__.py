@@ -28,7 +28,7 @@ from properties.fuzz.answer import Broken, Judge, Lost, Origin
 from properties.fuzz.bucket import Bucket
 from properties.fuzz.corpus import Corpus
 from properties.fuzz.display import Display
-from properties.fuzz.ending import Output, leave, signals
+from properties.fuzz.ending import Output, leave, signals, standing
 from properties.fuzz.lanes import Lanes
 from properties.fuzz.log import Log
 from properties.fuzz.night import Night
@@ -42,6 +42,7 @@ from properties.targets import NAMES
 _LOOK, _COPY, _LINE = 0.2, 10.0, 60.0
 
 
+@standing()
 def main(arguments: Sequence[str] | None = None) -> int:
     parse = parser(__doc__)
     try:

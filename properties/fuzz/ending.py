@@ -1,4 +1,4 @@
-"""How a run ends: by a signal, or because nobody reads its output."""
+"""How a run ends: by a signal, or because nobody reads its output; not with its folder."""
 
 import errno
 import os
@@ -11,6 +11,7 @@ from io import StringIO, TextIOWrapper, UnsupportedOperation
 from time import sleep
 from types import FrameType
 from typing import Any, NoReturn
+from unittest.mock import patch
 
 # Seconds in which Python may exit by itself.
 _LEAVING = 5.0
@@ -55,6 +56,24 @@ class Output:
                 self.lost.append("the loss of its output")
                 # What is left in buffers would fail again at the end of Python.
                 os.dup2(os.open(os.devnull, os.O_WRONLY), self.stream.fileno())
+
+
+@contextmanager
+def standing() -> Iterator[None]:
+    """Answer with a folder in which nobody can write where somebody has removed the current one.
+
+    Hypothesis asks for it, and each process that is started, though neither needs it.
+    """
+    ask = os.getcwd
+
+    def folder() -> str:
+        try:
+            return ask()
+        except FileNotFoundError:
+            return "/proc"
+
+    with patch.object(os, "getcwd", folder):
+        yield
 
 
 @contextmanager

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -191,6 +192,13 @@ def wandering(device: torch.device) -> Adapter:
         return right(x)
 
     return _adapter(l2norm)
+
+
+def homeless(device: torch.device) -> Adapter:
+    """Removes a folder where it is loaded, and raises an error in each call."""
+    with suppress(FileNotFoundError):
+        os.rmdir(os.environ[MARK])
+    return raising(device)
 
 
 def muting(device: torch.device) -> Adapter:

@@ -25,6 +25,7 @@ import pytest
 import torch
 from hypothesis import Phase, settings
 from hypothesis.database import DirectoryBasedExampleDatabase
+from pebble import ProcessPool
 
 from properties.cases.case import Case
 from properties.fuzz import answer, ending, fork_server, lanes, night, planted, report, worker
@@ -199,14 +200,14 @@ def test_a_module_that_is_saved_during_a_night_is_loaded_again(
 def test_a_machine_that_forks_nothing_for_a_while_ends_no_run(
     fuzz: Fuzz, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    schedule, calls = worker.ProcessPool.schedule, itertools.count()
+    schedule, calls = ProcessPool.schedule, itertools.count()
 
     def scarce(*given: Any) -> Any:
         if 3 <= next(calls) < 9:
             raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
         return schedule(*given)
 
-    monkeypatch.setattr(worker.ProcessPool, "schedule", scarce)
+    monkeypatch.setattr(ProcessPool, "schedule", scarce)
     monkeypatch.setattr(worker, "_SAVED", 0.0)
     code, printed = fuzz("good")
     assert code == 0, printed
@@ -359,6 +360,18 @@ def test_temporary_files_that_somebody_deletes_end_no_run(fuzz: Fuzz) -> None:
     code, printed = fuzz("good")
     assert code == 0
     assert "no bugs in" in printed
+
+
+def test_a_current_folder_that_somebody_removes_ends_no_run(
+    fuzz: Fuzz, mark: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mark.mkdir()
+    monkeypatch.chdir(mark)
+    code, printed = fuzz("homeless", "--no-shrink")
+    assert code == 1
+    assert "ValueError: head dim 7 is not supported" in printed
+    assert "again     3 of 3 times in a fresh process" in printed
+    assert "Not written: findings" in printed
 
 
 def test_an_adapter_that_exits_where_cases_are_drawn_ends_no_run(fuzz: Fuzz) -> None:

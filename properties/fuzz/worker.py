@@ -130,12 +130,12 @@ class Worker:
         why: Exception | None = None
         until = monotonic() + (_SAVING if self.loaded_before else 0.0)
         for before in counting():
-            if before >= _STARTS and monotonic() > until:
+            if before >= _STARTS and (self.stopped or monotonic() > until):
                 break
-            # Where it would be forked from may be about to end.
-            sleep(min(before * _PAUSE, _SAVED))
             if self.stopped:
                 raise Stopped
+            # Where it would be forked from may be about to end.
+            sleep(min(before * _PAUSE, _SAVED))
             try:
                 if why is not None:
                     self._replace()
