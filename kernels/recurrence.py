@@ -1,8 +1,7 @@
 """One registration for all recurrences over tokens: a signature, and the kernels of each mode.
 
-A mode is a module with two functions, `forward` and `backward` (see `kernels.linear`), or a `Mode`
-of two functions that one op has to itself. An argument that `forward` does not take is one that the
-mode does not have.
+A mode is a module with two functions, `forward` and `backward` (see `kernels.linear`), or the
+`ModeFunctions` of a mode that one op has to itself. A mode has the arguments that `forward` takes.
 
 Where a recurrence is not stable and overflows, the rows before the overflow in the same chunk may
 be NaN too: a product with the triangle of a chunk multiplies what is not seen by 0.
@@ -56,8 +55,8 @@ _OF_HEADS = ("K", "V", "M")
 
 
 @dataclass(frozen=True)
-class Mode:
-    """A mode that is no module of its own: what `forward` and `backward` of a module would be."""
+class ModeFunctions:
+    """A mode that has no module of its own: its name, and the two functions of such a module."""
 
     name: str
     forward: Callable[..., tuple[Tensor, Tensor | None]]
@@ -65,8 +64,8 @@ class Mode:
 
 
 @dataclass(frozen=True)
-class Form:
-    """How a mode computes an op.
+class Passes:
+    """The forward and the backward pass of a mode, which take their arguments by name.
 
     Args:
         takes: the names of the arguments of `forward`.
@@ -99,7 +98,7 @@ class Registered:
         return o, final_state
 
 
-Transform = Callable[[Form], Form]
+Transform = Callable[[Passes], Passes]
 Around = Callable[..., Results]
 
 
@@ -202,7 +201,7 @@ class ReversibleOptions(_Scale, _States, _Reverse, _Packing, TileOption):
 
 
 def recurrence(
-    *modules: ModuleType | Mode,
+    *modules: ModuleType | ModeFunctions,
     around: Around | None = None,
     transform: Transform | None = None,
     saves: bool = False,
@@ -233,13 +232,13 @@ def recurrence(
         declared = get_args(parameters["mode"].annotation)
         if declared != ("auto", *modes):
             raise ValueError(f"{name}: modes {declared}, expected 'auto', {[*modes]}")
-        forms = {mode: _of_heads(module, saves) for mode, module in modes.items()}
+        passes = {mode: _of_heads(module, saves) for mode, module in modes.items()}
         if transform is not None:
-            forms = {mode: transform(form) for mode, form in forms.items()}
-        for mode, form in forms.items():
-            REGISTERED[name, mode] = _register(name, mode, form, parameters, same_dtype, names)
-        everything = frozenset().union(*(form.takes for form in forms.values()))
-        only = everything - forms["chunk"].takes if "chunk" in forms else frozenset()
+            passes = {mode: transform(both) for mode, both in passes.items()}
+        for mode, both in passes.items():
+            REGISTERED[name, mode] = _register(name, mode, both, parameters, same_dtype, names)
+        everything = frozenset().union(*(both.takes for both in passes.values()))
+        only = everything - passes["chunk"].takes if "chunk" in passes else frozenset()
         _SIGNATURES[name] = _Signature.of(
             page,
             same_dtype,
@@ -248,7 +247,7 @@ def recurrence(
             around=around,
         )
         lacking = [
-            f"`{n}` with mode {' or '.join(repr(m) for m, f in forms.items() if n not in f.takes)}"
+            f"`{n}` with mode {' or '.join(repr(m) for m, p in passes.items() if n not in p.takes)}"
             for n in parameters
             if n in only
         ]
@@ -422,11 +421,11 @@ def _size(dim: str, sizes: Mapping[str, int]) -> int:
     return sum(int(term) if term.isdecimal() else sizes[term] for term in dim.split("+"))
 
 
-def _name(module: ModuleType | Mode) -> str:
-    return module.name if isinstance(module, Mode) else module.__name__.rpartition(".")[2]
+def _name(module: ModuleType | ModeFunctions) -> str:
+    return module.name if isinstance(module, ModeFunctions) else module.__name__.rpartition(".")[2]
 
 
-def _of_heads(module: ModuleType | Mode, saves: bool) -> Form:
+def _of_heads(module: ModuleType | ModeFunctions, saves: bool) -> Passes:
     """Give each head the q and k of its group, and add their gradients up again."""
     forward_takes = tuple(inspect.signature(module.forward).parameters)
     backward_takes = tuple(inspect.signature(module.backward).parameters)
@@ -453,13 +452,13 @@ def _of_heads(module: ModuleType | Mode, saves: bool) -> Form:
 
     saved = getattr(module, "Saved", None) if saves else None
     takes = frozenset(forward_takes) - (set() if saved else {"saves"})
-    return Form(takes, forward, backward, saved)
+    return Passes(takes, forward, backward, saved)
 
 
 def _register(
     name: str,
     mode: str,
-    form: Form,
+    passes: Passes,
     parameters: Mapping[str, inspect.Parameter],
     same_dtype: Sequence[str],
     names: Mapping[str, str],
@@ -469,16 +468,16 @@ def _register(
     Its setting `dtype` is that of the operands, to which tensors in float32 are rounded; their
     gradients stay float32.
     """
-    taken = {n: p for n, p in parameters.items() if names.get(n, n) in form.takes}
+    taken = {n: p for n, p in parameters.items() if names.get(n, n) in passes.takes}
     tensors = {
         n: "Tensor" + "?" * (p.default is None) for n, p in taken.items() if axes(p.annotation)
     }
     settings = {n: "bool" for n, p in taken.items() if isinstance(p.default, bool)}
-    if "saves" in form.takes:
+    if "saves" in passes.takes:
         settings["saves"] = "bool"
-    saved = 0 if form.saved is None else len(form.saved._fields)
+    saved = 0 if passes.saved is None else len(passes.saved._fields)
     stacked = tuple(int(d) for d in axes(parameters["initial_state"].annotation) if d.isdecimal())
-    if "out_dtype" in form.takes:
+    if "out_dtype" in passes.takes:
         settings["out_dtype"] = "ScalarType"
 
     def named(given: Mapping[str, Any], dtype: torch.dtype, tile: int) -> dict[str, Any]:
@@ -488,7 +487,7 @@ def _register(
 
     def forward(*, dtype: torch.dtype, tile: int, **given: Any) -> tuple[Tensor | None, ...]:
         arguments.check_boundaries("cu_seqlens", given["cu_seqlens"], given["q"].shape[1])
-        return form.forward(**named(given, dtype, tile))
+        return passes.forward(**named(given, dtype, tile))
 
     def backward(
         *, dtype: torch.dtype, tile: int, d0: Tensor, d1: Tensor | None, **given: Any
@@ -498,16 +497,16 @@ def _register(
         wide = {}
         if any(given[each].dtype != dtype for each in same_dtype):
             wide = dict.fromkeys(("keys_dtype", "values_dtype"), torch.float32)
-        gradients = form.backward(do=d0, dfinal_state=d1, **named(given, dtype, tile), **wide)
+        gradients = passes.backward(do=d0, dfinal_state=d1, **named(given, dtype, tile), **wide)
         gradients |= {each: gradients[each].to(given[each].dtype) for each in same_dtype}
         return [gradients.get(names.get(each, each)) for each in tensors]
 
     def shapes(given: Mapping[str, Any]) -> Any:
         results = output_and_states(given, given.get("out_dtype", given["dtype"]), stacked)
-        if form.saved is None:
+        if passes.saved is None:
             return results
         entry = tiles.TABLE[name, mode][given["tile"]]
-        return *results, *form.saved.shapes(given | {"tile": entry})
+        return *results, *passes.saved.shapes(given | {"tile": entry})
 
     settings = {"scale": "float", **settings, "dtype": "ScalarType", "tile": "int"}
     registered = differentiable(

@@ -7,30 +7,30 @@ import torch
 from torch import Tensor
 
 from kernels.norm.l2norm import EPS, normalized, normalized_backward
-from kernels.recurrence import Form, Gradients
+from kernels.recurrence import Gradients, Passes
 
 
-def normalized_keys(form: Form) -> Form:
+def normalized_keys(passes: Passes) -> Passes:
     """Divide q and k by their lengths, if `use_qk_l2norm_in_kernel` says so."""
 
     def forward(
         *, q: Tensor, k: Tensor, use_qk_l2norm_in_kernel: bool, **given: Any
     ) -> tuple[Tensor | None, ...]:
         q, k = (normalized(q), normalized(k)) if use_qk_l2norm_in_kernel else (q, k)
-        return form.forward(q=q, k=k, **given)
+        return passes.forward(q=q, k=k, **given)
 
     def backward(*, q: Tensor, k: Tensor, use_qk_l2norm_in_kernel: bool, **given: Any) -> Gradients:
         if not use_qk_l2norm_in_kernel:
-            return form.backward(q=q, k=k, **given)
+            return passes.backward(q=q, k=k, **given)
         if q.dtype == torch.float16:
             # The gradient of a unit key may leave its range where that of a long one does not.
             given["keys_dtype"] = torch.float32
-        gradients = form.backward(q=normalized(q), k=normalized(k), **given)
+        gradients = passes.backward(q=normalized(q), k=normalized(k), **given)
         dq, dk = (normalized_backward(x, gradients[name]) for name, x in (("q", q), ("k", k)))
         return gradients | {"q": dq, "k": dk}
 
-    takes = form.takes | {"use_qk_l2norm_in_kernel"}
-    return replace(form, takes=takes, forward=forward, backward=backward)
+    takes = passes.takes | {"use_qk_l2norm_in_kernel"}
+    return replace(passes, takes=takes, forward=forward, backward=backward)
 
 
 def unit_keys(use_qk_l2norm_in_kernel: bool, *keys: Tensor) -> tuple[Tensor, ...]:

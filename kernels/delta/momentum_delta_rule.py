@@ -35,7 +35,7 @@ from kernels.primitives.layout import contiguous
 from kernels.primitives.parts import add_parts, empty_parts
 from kernels.primitives.rows import load_number, load_row
 from kernels.primitives.states import blocks_of_state, optional
-from kernels.recurrence import Mode, Options, recurrence
+from kernels.recurrence import ModeFunctions, Options, recurrence
 from kernels.tiles import Entry, cdiv
 
 
@@ -265,7 +265,7 @@ def backward(
 
 
 @recurrence(
-    Mode("fused_recurrent", forward, backward),
+    ModeFunctions("fused_recurrent", forward, backward),
     same_dtype=("q", "k", "v", "p"),
     neutral={"log_alpha": 0.0, "log_mu": 0.0, "beta": 1.0, "eta": 1.0},
 )
