@@ -53,7 +53,8 @@ def _count(often: int, most: int) -> SearchStrategy[int]:
     return st.sampled_from([*range(1, often + 1)] * (9 * len(seldom) // often) + seldom)
 
 
-# In the order in which they are drawn. H is G times R where there are groups.
+# In the order in which they are drawn. H is G times R where there are groups; without them R is
+# another dim.
 _DIMS: Mapping[str, SearchStrategy[int]] = {
     "B": _count(3, 8),
     "G": st.integers(1, 3),

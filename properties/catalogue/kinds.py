@@ -20,7 +20,7 @@ def has(op: Op, role: Role) -> bool:
 
 def groups_heads(op: Op) -> bool:
     """Whether several heads share another tensor's head."""
-    return "R" in op.dims
+    return {"G", "R"} <= op.dims.keys()
 
 
 def gates(op: Op) -> list[Argument]:
