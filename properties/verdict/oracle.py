@@ -42,11 +42,13 @@ def gradient_parts(op: Op, inputs: Inputs, cotangents: Results) -> Results:
     """The gradients that autograd adds, rounded, for tensors that are several arguments: "dx" →
     those of all these arguments, stacked, with zeros in channels that are no part of an argument.
     """
-    alone = {n: inputs.shared(n, inputs.tensors).clone() for n in inputs.same}
     together: dict[str, list[str]] = {}
     for n, other in inputs.same.items():
         if other in inputs.trained:
             together.setdefault(other, [other]).append(n)
+    if not together or not cotangents:
+        return {}
+    alone = {n: inputs.shared(n, inputs.tensors).clone() for n in inputs.same}
     apart = replace(
         inputs,
         tensors={**inputs.tensors, **alone},
@@ -54,8 +56,6 @@ def gradient_parts(op: Op, inputs: Inputs, cotangents: Results) -> Results:
         channels={},
         trained=(*inputs.trained, *(n for names in together.values() for n in names[1:])),
     )
-    if not together or not cotangents:
-        return {}
     found = oracle_results(op, apart, cotangents)
 
     def whole(name: str, part: Tensor) -> Tensor:
