@@ -89,7 +89,8 @@ def signals(asked: list[str]) -> Iterator[list[str]]:
     def note(number: int, frame: FrameType | None) -> None:
         asked.append(signal.Signals(number).name)
 
-    ending = [signal.SIGINT, signal.SIGTERM]
+    # A queue of a cluster may announce the end of a job's time by any of the last three.
+    ending = [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU]
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
         # Not under nohup.
         ending.append(signal.SIGHUP)

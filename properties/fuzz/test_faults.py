@@ -717,10 +717,11 @@ class _Run:
     [
         (signal.SIGTERM, 1, True),
         (signal.SIGHUP, 1, True),
+        (signal.SIGUSR1, 1, True),
         (signal.SIGINT, 10, True),
         (signal.SIGINT, 2, False),
     ],
-    ids=["SIGTERM", "SIGHUP", "Ctrl-C ten times", "Ctrl-C twice at once"],
+    ids=["SIGTERM", "SIGHUP", "SIGUSR1", "Ctrl-C ten times", "Ctrl-C twice at once"],
 )
 def test_a_signal_ends_a_run_with_its_full_summary(
     number: signal.Signals, times: int, at_work: bool, tmp_path: Path
