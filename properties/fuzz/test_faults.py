@@ -716,12 +716,10 @@ class _Run:
     ("number", "times", "at_work"),
     [
         (signal.SIGTERM, 1, True),
-        (signal.SIGHUP, 1, True),
-        (signal.SIGUSR1, 1, True),
         (signal.SIGINT, 10, True),
         (signal.SIGINT, 2, False),
     ],
-    ids=["SIGTERM", "SIGHUP", "SIGUSR1", "Ctrl-C ten times", "Ctrl-C twice at once"],
+    ids=["SIGTERM", "Ctrl-C ten times", "Ctrl-C twice at once"],
 )
 def test_a_signal_ends_a_run_with_its_full_summary(
     number: signal.Signals, times: int, at_work: bool, tmp_path: Path
@@ -741,6 +739,23 @@ def test_a_signal_ends_a_run_with_its_full_summary(
     assert Log.read(tmp_path / "kept") is not None
     assert f"stopped by {number.name}" in (tmp_path / "seen" / "report.json").read_text()
     assert run.left() == []
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGXCPU"])
+def test_other_signals_ask_for_the_end_as_well(name: str) -> None:
+    number, asked = signal.Signals[name], list[str]()
+    before = {each: signal.getsignal(each) for each in signal.valid_signals()}
+    try:
+        signal.signal(number, signal.SIG_DFL)
+        with ending.signals(asked):
+            signal.raise_signal(number)
+        assert asked == [name]
+        # While Python exits, another one has no effect.
+        signal.raise_signal(number)
+    finally:
+        for each, handler in before.items():
+            if signal.getsignal(each) != handler:
+                signal.signal(each, handler)
 
 
 def test_a_run_whose_output_nobody_reads_ends_with_its_records(tmp_path: Path) -> None:
