@@ -1277,7 +1277,7 @@ BUGS = {
         pinned=pin(
             "deltaformer", "parallel", {"B": 1, "H": 1, "K": 5, "V": 3}, (3,), law="rejection"
         ),
-        planted=Edit("kernels.scale", "if not -inf < scale < inf:", "if False:"),
+        planted=Edit("kernels.scale", "if not is_finite(scale):", "if False:"),
     ),
     "part_without_keys": KnownBug(
         happened="NaN from merging with a part that has no keys, whose o may be anything.",
