@@ -26,7 +26,7 @@ from kernels.op import TileOption, axes, op, spelled_out
 from kernels.primitives.groups import keys_gradient_dtype, of_each_group, of_each_head
 from kernels.primitives.layout import with_dense_gradient
 from kernels.primitives.states import output_and_states
-from kernels.scale import resolve_scale
+from kernels.scale import BAD_SCALE, resolve_scale
 from kernels.signature import Signature
 
 P = ParamSpec("P")
@@ -289,7 +289,7 @@ def documented(
         if any("G" in axes(parameter.annotation) for parameter in parameters.values()):
             values.append("H not G, 2 G, 3 G, ...")
         if "scale" in parameters:
-            values.append("a scale that is NaN, or not finite in float32")
+            values.append(BAD_SCALE)
         return op(
             run,
             outputs=outputs,

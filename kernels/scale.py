@@ -2,6 +2,9 @@
 
 from kernels.arguments import check_number, is_finite
 
+# For the docstrings of ops.
+BAD_SCALE = "a scale that is NaN, or not finite in float32"
+
 
 def resolve_scale(scale: float | None, key_dim: int) -> float:
     """Return the factor of `q · k`.

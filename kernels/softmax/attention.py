@@ -14,7 +14,7 @@ from kernels.differentiable import differentiable, schema_of
 from kernels.modes import check_mode
 from kernels.op import op
 from kernels.primitives.layout import contiguous, dense_rows
-from kernels.scale import resolve_scale
+from kernels.scale import BAD_SCALE, resolve_scale
 from kernels.softmax import wide as wide_heads
 from kernels.softmax.arguments import (
     MAX_DIM,
@@ -121,7 +121,7 @@ def compute(
         f"K outside 1 to {MAX_KEY_DIM} or V outside 1 to {MAX_VALUE_DIM}",
         f"`g` or a `bias` with one above {MAX_DIM}",
         "H not G, 2 G, 3 G, ...",
-        "a scale that is NaN, or not finite in float32",
+        BAD_SCALE,
         "a window below 1",
         "a softcap that is not positive and finite",
         "`g` without `causal`",

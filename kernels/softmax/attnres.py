@@ -25,7 +25,7 @@ from kernels.op import op
 from kernels.primitives.layout import contiguous
 from kernels.primitives.parts import add_parts, empty_parts
 from kernels.primitives.rows import load_rows, store_rows
-from kernels.scale import resolve_scale
+from kernels.scale import BAD_SCALE, resolve_scale
 from kernels.tiles import cdiv, next_power_of_2
 
 _LOG2E = tl.constexpr(1.4426950408889634)
@@ -220,7 +220,7 @@ def compute(
     raises=(
         "no sources, or more than 256",
         f"D above {MAX_DIM}",
-        "a scale that is NaN, or not finite in float32",
+        BAD_SCALE,
         "an eps below 2^-126 or not below 2^128",
     ),
 )

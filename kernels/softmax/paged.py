@@ -13,7 +13,7 @@ from kernels.differentiable import refuse_gradients
 from kernels.modes import check_mode
 from kernels.op import op
 from kernels.primitives.layout import contiguous, dense_rows
-from kernels.scale import resolve_scale
+from kernels.scale import BAD_SCALE, resolve_scale
 from kernels.softmax.arguments import (
     MAX_KEY_DIM,
     MAX_VALUE_DIM,
@@ -246,7 +246,7 @@ def compute(
     raises=[
         f"K outside 1 to {MAX_KEY_DIM} or V outside 1 to {MAX_VALUE_DIM}",
         "H not G, 2 G, 3 G, ...",
-        "a scale that is NaN, or not finite in float32",
+        BAD_SCALE,
         "a window or num_splits below 1",
         "a softcap that is not positive and finite",
         "8-bit pages without scales",

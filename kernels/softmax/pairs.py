@@ -10,7 +10,7 @@ from kernels import arguments, tiles
 from kernels.differentiable import Given
 from kernels.modes import check_mode
 from kernels.op import op, spelled_out
-from kernels.scale import resolve_scale
+from kernels.scale import BAD_SCALE, resolve_scale
 from kernels.signature import Signature
 from kernels.softmax.arguments import MAX_DIM, check_heads, check_packing, check_window
 
@@ -59,9 +59,7 @@ def pairs(
         signature = _Signature.of(page, same_dtype, op=page.__name__)
         of_keys = "cu_seqlens_k" in parameters
         reasons = [f"K or V outside 1 to {MAX_DIM}"]
-        reasons += (
-            ["a scale that is NaN, or not finite in float32"] if "scale" in parameters else []
-        )
+        reasons += [BAD_SCALE] if "scale" in parameters else []
         reasons += ["H not G, 2 G, 3 G, ..."] if signature.grouped else []
         reasons += ["a window below 1"] if "window" in parameters else []
         boundaries = "boundaries that do not delimit all tokens"
