@@ -98,12 +98,14 @@ class Worker:
         )
 
     def restart(self) -> None:
-        self._end()
-        self.start()
+        """Begin anew with another process.
 
-    def _replace(self) -> None:
+        Raises:
+            BrokenProcessPool: the machine has no thread or process for it.
+        """
         try:
-            self.restart()
+            self._end()
+            self.start()
         except (OSError, RuntimeError) as error:
             raise BrokenProcessPool(str(error)) from error
 
@@ -138,7 +140,7 @@ class Worker:
             sleep(min(before * _PAUSE, _SAVED))
             try:
                 if why is not None:
-                    self._replace()
+                    self.restart()
                 if not self.loaded:
                     self._load()
                 return then()
