@@ -16,6 +16,7 @@ import re
 import reprlib
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from math import inf
 from types import NoneType, SimpleNamespace, UnionType
 from typing import Any, ParamSpec, TypeVar, Union, get_args, get_origin, is_typeddict, overload
 
@@ -128,7 +129,7 @@ def _check_each(signature: inspect.Signature, arguments: Mapping[str, Any]) -> d
         kind = next((kind for kind in kinds if _matches(value, kind)), None)
         if kind is None:
             raise _mismatch(name, value, kinds, sizes)
-        if isinstance(value, int) and abs(value) > _LARGEST.get(kind, value):
+        if isinstance(value, int) and abs(value) > _LARGEST.get(kind, inf):
             raise ValueError(f"{name}: {describe(value)}, expected a number of 64 bits")
         if _is_array(kind):
             for axis, size in zip(kind.dim_str.split(), value.shape, strict=True):

@@ -104,11 +104,11 @@ def telling(op: Op, given: Mapping[str, Any], way: str = "") -> Iterator[None]:
     try:
         yield
     except BaseException as error:
+        described = ", ".join(f"{name}={_described(value)}" for name, value in given.items())
         # Its type may be the target's own and refuse a note.
         with suppress(Exception):
             if not getattr(error, "__notes__", ()):
-                described = (f"{name}={_described(value)}" for name, value in given.items())
-                error.add_note(f"{way}{op.name}({', '.join(described)})")
+                error.add_note(f"{way}{op.name}({described})")
         raise
 
 
