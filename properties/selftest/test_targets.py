@@ -719,30 +719,30 @@ def test_a_call_that_switches_gradients_off_hides_no_wrong_gradient() -> None:
             judge("differential", NORM, subject)
 
 
+@pytest.fixture
+def load_oracles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], Target]:
+    """Load the oracles as the target of a module that does something else besides."""
+
+    def load_module(name: str, does: str) -> Target:
+        text = f"from properties.targets.oracle import target\n{does}\n"
+        (tmp_path / f"{name}.py").write_text(text)
+        monkeypatch.syspath_prepend(tmp_path)
+        return load(f"{name}:target", CPU)
+
+    return load_module
+
+
 def test_a_module_that_changes_pytorchs_state_changes_no_verdict(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    load_oracles: Callable[[str, str], Target],
 ) -> None:
-    (tmp_path / "inference_only.py").write_text(
-        "import torch\n"
-        "from properties.targets.oracle import target\n"
-        "torch.set_grad_enabled(False)\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    load("inference_only:target", CPU)
+    load_oracles("inference_only", "import torch; torch.set_grad_enabled(False)")
     assert torch.is_grad_enabled()
 
 
 def test_a_module_that_forks_and_sets_an_alarm_ends_no_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    load_oracles: Callable[[str, str], Target],
 ) -> None:
-    (tmp_path / "alarmed.py").write_text(
-        "import os, signal\n"
-        "from properties.targets.oracle import target\n"
-        "child = os.fork()\n"
-        "signal.alarm(1)\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    load("alarmed:target", CPU)
+    load_oracles("alarmed", "import os, signal; child = os.fork(); signal.alarm(1)")
     assert not any(signal.getitimer(signal.ITIMER_REAL))
     # The second process has not come as far.
     assert os.waitpid(sys.modules["alarmed"].child, 0)[1] == 0
