@@ -25,6 +25,8 @@ a float argument stays a Python float (so a         a float32 scalar; bool argum
 bfloat16 block times it stays bfloat16); a bool
 raises (the latter 3.8)
 NumPy warns of a NaN or an overflow in a kernel     no warnings
+each call of a device function replaces the         once in a launch for each module of functions
+language anew, in a third of the time
 ``triton.autotune`` asks a driver for a timer       the first configuration that survives pruning
 ``tl.zeros``, ``tl.sum`` and others cannot be       they are interpreted when they are called
 called if Triton was imported before the variable
@@ -79,6 +81,7 @@ def install() -> None:
     _repair_loops()
     _repair_arguments()
     _repair_warnings()
+    _repair_patches()
     _repair_autotune()
     _repair_library()
     upstream.InterpretedFunction.rewritten_fn.clear()
@@ -260,6 +263,26 @@ def _repair_warnings() -> None:
             launch(self, *args, **kwargs)
 
     upstream.GridExecutor.__call__ = without_warnings
+
+
+def _repair_patches() -> None:
+    patch, launch = upstream._patch_lang, upstream.GridExecutor.__call__
+    # By the names of a module, which say what of the language its functions see.
+    patched: dict[int, Any] = {}
+
+    def patch_lang(function: Any) -> Any:
+        key = id(function.__globals__)
+        if key not in patched:
+            patched[key] = patch(function)
+        return patched[key]
+
+    @functools.wraps(launch)
+    def anew(self: Any, *args: Any, **kwargs: Any) -> None:
+        patched.clear()
+        launch(self, *args, **kwargs)
+
+    upstream._patch_lang = patch_lang
+    upstream.GridExecutor.__call__ = anew
 
 
 def _repair_autotune() -> None:

@@ -17,12 +17,14 @@ import traceback
 import warnings
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 import torch
 import triton
 import triton.language as tl
+from triton.runtime import interpreter as upstream
 
 Fault = Callable[[], None]
 FAULTS: dict[str, Fault] = {}
@@ -335,6 +337,25 @@ def a_nan_is_no_warning() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert unary(difference_kernel, torch.full((2,), torch.inf), torch.float32).isnan().all()
+
+
+@triton.jit
+def doubled(x):
+    return x * 2
+
+
+@triton.jit
+def calling_kernel(x, y, N: tl.constexpr):
+    i = tl.arange(0, N)
+    tl.store(y + i, doubled(doubled(tl.load(x + i))))
+
+
+@fault
+def calls_of_a_function_replace_the_language_once() -> None:
+    with patch.object(upstream, "_patch_lang_tensor", wraps=upstream._patch_lang_tensor) as patched:
+        y = unary(calling_kernel, torch.tensor([1.0, 2.0]), torch.float32)
+    assert y.tolist() == [4, 8]
+    assert patched.call_count == 1
 
 
 def run_faults(repaired: bool) -> dict[str, str]:

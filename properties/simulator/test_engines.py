@@ -239,7 +239,8 @@ class Engine:
 @pytest.fixture(scope="module")
 def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
     environment = {"TRITON_INTERPRET": "1" if request.param == "interpreter" else "0"}
-    with ForkPool((*LIBRARIES, "properties.laws", __name__), environment=environment) as pool:
+    preload = (*LIBRARIES, "properties.laws", "properties.targets.ours", __name__)
+    with ForkPool(preload, environment=environment) as pool:
         yield Engine(request.param, pool)
 
 
