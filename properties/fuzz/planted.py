@@ -551,46 +551,55 @@ def miscounting(device: torch.device) -> Adapter:
     def token_shift(x: Tensor) -> Tensor:
         return _elementwise(_two_more, x)
 
-    def decay_gate(x: Tensor) -> Tensor:
+    def strength_gate(x: Tensor) -> Tensor:
         return _elementwise(_three_more, x)
 
     def cumsum(x: Tensor) -> Tensor:
         _elementwise(_copy, x)
         return right_sum(x)
 
-    ops = {f.__name__: {"fused": f} for f in (l2norm, token_shift, decay_gate, cumsum)}
+    ops = {f.__name__: {"fused": f} for f in (l2norm, token_shift, strength_gate, cumsum)}
     return Adapter(ops)
 
 
 def _elementwise(kernel: Any, x: Tensor) -> Tensor:
     y = torch.empty(x.shape, dtype=x.dtype)
-    kernel[(x.numel(),)](x.contiguous(), y)
+    # Few programs, as the interpreter runs one after the other.
+    kernel[(triton.cdiv(x.numel(), _BLOCK.value),)](x.contiguous(), y, x.numel())
     return y
 
 
-@triton.jit
-def _wrong(x):  # type: ignore[no-untyped-def]
-    return tl.load(x + tl.program_id(0)) * 2
+_BLOCK = tl.constexpr(1024)
 
 
 @triton.jit
-def _one_more(x, y):  # type: ignore[no-untyped-def]
-    tl.store(y + tl.program_id(0), _wrong(x) + 1)
+def _here():  # type: ignore[no-untyped-def]
+    return tl.program_id(0) * _BLOCK + tl.arange(0, _BLOCK)
 
 
 @triton.jit
-def _two_more(x, y):  # type: ignore[no-untyped-def]
-    tl.store(y + tl.program_id(0), _wrong(x) + 2)
+def _wrong(x, size):  # type: ignore[no-untyped-def]
+    return tl.load(x + _here(), mask=_here() < size) * 2
 
 
 @triton.jit
-def _three_more(x, y):  # type: ignore[no-untyped-def]
-    tl.store(y + tl.program_id(0), _wrong(x) + 3)
+def _one_more(x, y, size):  # type: ignore[no-untyped-def]
+    tl.store(y + _here(), _wrong(x, size) + 1, mask=_here() < size)
 
 
 @triton.jit
-def _copy(x, y):  # type: ignore[no-untyped-def]
-    tl.store(y + tl.program_id(0), tl.load(x + tl.program_id(0)))
+def _two_more(x, y, size):  # type: ignore[no-untyped-def]
+    tl.store(y + _here(), _wrong(x, size) + 2, mask=_here() < size)
+
+
+@triton.jit
+def _three_more(x, y, size):  # type: ignore[no-untyped-def]
+    tl.store(y + _here(), _wrong(x, size) + 3, mask=_here() < size)
+
+
+@triton.jit
+def _copy(x, y, size):  # type: ignore[no-untyped-def]
+    tl.store(y + _here(), tl.load(x + _here(), mask=_here() < size), mask=_here() < size)
 
 
 def twofold(device: torch.device) -> Adapter:

@@ -28,7 +28,7 @@ from hypothesis.database import DirectoryBasedExampleDatabase
 from pebble import ProcessPool
 
 from properties.cases.case import Case
-from properties.fuzz import answer, ending, fork_server, lanes, night, planted, report, worker
+from properties.fuzz import answer, ending, fork_server, lanes, night, planted, report, turn, worker
 from properties.fuzz.__main__ import main
 from properties.fuzz.conftest import Fuzz, on_l2norm
 from properties.fuzz.corpus import FOLDER, Corpus
@@ -49,6 +49,12 @@ def mark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The file by which processes of a target know each other."""
     monkeypatch.setenv(planted.MARK, str(tmp_path / "mark"))
     return tmp_path / "mark"
+
+
+@pytest.fixture
+def _few_cases(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One bundle, of a target that ends its process or has it replaced in each case."""
+    monkeypatch.setattr(turn, "EXAMPLES_OF_A_TURN", 1)
 
 
 @pytest.mark.parametrize("target", ["hanging", "hanging_beside", "endless"])
@@ -85,7 +91,7 @@ def test_a_loop_that_reaches_the_turn_limit_is_reported(fuzz: Fuzz) -> None:
 
 
 def test_a_case_that_hangs_until_given_more_time_is_one_bug(fuzz: Fuzz, mark: Path) -> None:
-    code, printed = fuzz("hanging_once", "--case-timeout", "0.4")
+    code, printed = fuzz("hanging_once", "--no-shrink", "--case-timeout", "0.4")
     assert code == 1
     assert mark.exists()
     assert "ValueError: after a while" in printed
@@ -101,6 +107,7 @@ def test_a_case_that_waits_for_a_core_does_not_hang(target: str, fuzz: Fuzz, mar
     assert "may be at fault" not in printed
 
 
+@pytest.mark.usefixtures("_few_cases")
 def test_a_crash_is_a_finding_with_the_name_of_its_signal(fuzz: Fuzz) -> None:
     code, printed = fuzz("crashing")
     assert code == 1
@@ -229,12 +236,14 @@ def test_a_process_killed_from_outside_is_not_reported(fuzz: Fuzz, mark: Path) -
     assert "no bugs in" in printed
 
 
+@pytest.mark.usefixtures("_few_cases")
 def test_a_case_whose_process_is_killed_each_time_is_not_reported(fuzz: Fuzz) -> None:
     code, printed = fuzz("killed", "--examples", "1")
     assert code == 0
     assert "no findings, as the machine may be at fault: ends with SIGKILL" in printed
 
 
+@pytest.mark.usefixtures("_few_cases")
 def test_a_case_whose_process_is_killed_for_memory_each_time_is_reported(
     fuzz: Fuzz, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -285,19 +294,24 @@ def test_each_process_sees_a_gpu_of_its_own(
     ],
 )
 def test_an_exit_of_python_is_reported(target: str, error: str, fuzz: Fuzz) -> None:
-    code, printed = fuzz(target)
+    code, printed = fuzz(target, "--no-shrink")
     assert code == 1
     assert f"differential: {error}" in printed
     assert "1 bug in" in printed
 
 
 def test_a_long_text_of_an_exception_is_cut(fuzz: Fuzz) -> None:
-    _, printed = fuzz("verbose")
+    _, printed = fuzz("verbose", "--no-shrink")
     assert "more characters" in printed
     assert len(printed) < 20_000
 
 
-def test_a_process_that_ends_without_an_error_is_reported(fuzz: Fuzz) -> None:
+@pytest.mark.usefixtures("_few_cases")
+def test_a_process_that_ends_without_an_error_is_reported(
+    fuzz: Fuzz, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Nobody notices an end with code 0, however long one waits.
+    monkeypatch.setattr(worker, "_NOTICE", 0.1)
     code, printed = fuzz("leaving")
     assert code == 1
     assert "the process that ran it ends with code 0" in printed
@@ -324,6 +338,8 @@ def test_a_target_that_no_process_can_load_begins_no_run(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    # Nobody notices an end with code 0, however long one waits.
+    monkeypatch.setattr(worker, "_NOTICE", 0.1 if target == "leaving_at_once" else worker._NOTICE)
     if target == "hanging_at_once":
         # The first process waits for imports.
         fuzz("good", "--examples", "1")
@@ -383,14 +399,15 @@ def test_an_adapter_that_exits_where_cases_are_drawn_ends_no_run(fuzz: Fuzz) -> 
 
 
 def test_an_illegal_address_is_one_bug_on_both_engines(fuzz: Fuzz) -> None:
-    _, printed = fuzz("outside", "--law", "determinism", "--examples", "20")
+    _, printed = fuzz("outside", "--law", "determinism", "--examples", "20", "--no-shrink")
     assert "return tl.load(x + size + tl.arange(0, 16))" in printed
     assert "again     3 of 3 times in a fresh process" in printed
     assert "1 bug in" in printed
 
 
 def test_a_bug_in_code_that_ops_share_is_one_bug(fuzz: Fuzz) -> None:
-    _, printed = fuzz("sharing", "--op", "short_conv", "--law", "determinism", "--examples", "25")
+    chosen = "--op", "short_conv", "--law", "determinism", "--examples", "25"
+    _, printed = fuzz("sharing", *chosen, "--no-shrink")
     assert printed.count("return tl.load(x + size + tl.arange(0, 16))") == 1
     assert len(re.findall("^REPRO", printed, re.MULTILINE)) == 1, printed
     (line,) = re.findall("^  [0-9]+ x .*", printed, re.MULTILINE)
@@ -399,8 +416,8 @@ def test_a_bug_in_code_that_ops_share_is_one_bug(fuzz: Fuzz) -> None:
 
 
 def test_wrong_values_of_code_that_ops_share_are_one_bug(fuzz: Fuzz) -> None:
-    ops = [part for op in ("token_shift", "decay_gate", "cumsum") for part in ("--op", op)]
-    _, printed = fuzz("miscounting", *ops, "--examples", "60", "--seed", "3")
+    ops = [part for op in ("token_shift", "strength_gate", "cumsum") for part in ("--op", op)]
+    _, printed = fuzz("miscounting", *ops, "--examples", "60", "--seed", "3", "--no-shrink")
     (cause,) = {*re.findall("^  3 failures that (.*) would explain", printed, re.MULTILINE)}
     source, line = inspect.getsourcelines(planted._wrong.fn)
     assert cause == f"properties/fuzz/planted.py:{line + len(source) - 1}"
@@ -411,7 +428,7 @@ def test_a_new_bug_beside_a_known_one_is_reported(fuzz: Fuzz, tmp_path: Path) ->
     ledger = tmp_path / "ledger.py"
     ledger.write_text(_LEDGER)
     chosen = "--examples", "20", "--seed", "2", "--ledger", str(ledger)
-    code, printed = fuzz("twofold", *chosen)
+    code, printed = fuzz("twofold", *chosen, "--no-shrink")
     assert code == 1
     assert "ArithmeticError" not in printed
     assert "differs from the oracle" in printed
@@ -445,6 +462,12 @@ def test_no_more_time_than_granted_is_spent_on_making_cases_smaller(
     assert int(re.findall("0 min ([0-9]+) s", printed)[-1]) < 8
 
 
+@pytest.fixture
+def _shrinking_soon_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(night, "_SHRINKING", 3.0)
+
+
+@pytest.mark.usefixtures("_shrinking_soon_ends")
 def test_two_bugs_in_one_kernel_stay_two(fuzz: Fuzz) -> None:
     code, printed = fuzz("twofold", "--examples", "20", "--seed", "2")
     assert code == 1
@@ -455,6 +478,7 @@ def test_two_bugs_in_one_kernel_stay_two(fuzz: Fuzz) -> None:
     assert len(re.findall("^REPRO", printed, re.MULTILINE)) == 2
 
 
+@pytest.mark.usefixtures("_shrinking_soon_ends")
 def test_two_bugs_that_make_one_result_wrong_stay_two(fuzz: Fuzz) -> None:
     code, printed = fuzz("doubling", "--op", "cumsum", "--examples", "60", "--seed", "2")
     assert code == 1
@@ -525,7 +549,7 @@ def test_a_report_is_printed_if_no_file_can_be_written(
 ) -> None:
     # The kernel creates a file where the findings folder should be.
     monkeypatch.setenv(planted.MARK, str(tmp_path / "findings"))
-    code, printed = fuzz("littering", "--examples", "10")
+    code, printed = fuzz("littering", "--examples", "10", "--no-shrink")
     assert code == 1
     assert "ValueError: littered" in printed
     assert re.search("Not written: findings/.*: File exists", printed)
@@ -538,9 +562,8 @@ def test_a_full_disk_does_not_end_the_run(fuzz: Fuzz, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(Path, "write_text", full)
     monkeypatch.setattr(Path, "write_bytes", full)
-    code, printed = fuzz(
-        "raising", "--record", "worst.json", "--resume", "kept", "--report", "seen"
-    )
+    files = "--record", "worst.json", "--resume", "kept", "--report", "seen"
+    code, printed = fuzz("raising", *files, "--no-shrink")
     assert code == 1
     assert "Not written: findings/l2norm" in printed
     assert "--record not written: [Errno 28]" in printed
@@ -624,7 +647,7 @@ def test_a_disk_that_fills_up_does_not_end_the_run(tmp_path: Path) -> None:
 
 
 def test_failing_cases_are_tried_first_the_next_night(fuzz: Fuzz, tmp_path: Path) -> None:
-    fuzz("twofold", "--examples", "20", "--seed", "2")
+    fuzz("twofold", "--examples", "20", "--seed", "2", "--no-shrink")
     assert (tmp_path / ".hypothesis" / "examples").is_dir()
     _, printed = fuzz("twofold", "--examples", "5", "--no-shrink", "--seed", "5")
     assert "2 bugs in" in printed
@@ -786,7 +809,7 @@ def test_output_outlives_the_stream_that_a_module_takes(
 
 
 def test_a_text_that_no_encoding_has_is_written(fuzz: Fuzz, tmp_path: Path) -> None:
-    code, printed = fuzz("misspelling", "--report", "seen", "--resume", "kept")
+    code, printed = fuzz("misspelling", "--report", "seen", "--resume", "kept", "--no-shrink")
     assert code == 1
     assert "no file '\\udcff'" in printed
     assert "not written" not in printed
@@ -800,7 +823,7 @@ def test_a_page_that_cannot_be_made_does_not_end_the_run(
         raise ZeroDivisionError("in a plot")
 
     monkeypatch.setattr(report, "write", mistaken)
-    code, printed = fuzz("raising", "--report", "seen")
+    code, printed = fuzz("raising", "--report", "seen", "--no-shrink")
     assert code == 1
     assert "--report not written: in a plot" in printed
     assert "1 bug in" in printed
