@@ -5,6 +5,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
+from typing import TypeVar
 
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
@@ -23,10 +24,17 @@ WORK = 300_000
 MUCH_WORK = 3 * WORK
 # Kernels change their path at powers of two: the largest is passed by one.
 MOST_TOKENS = 4097
+T = TypeVar("T")
 _KEYS = ("the queries'", "the queries'", "own", "own", "equal", "cached", "cached")
 
 
 # Cached, because building and validating a strategy takes longer than drawing from it.
+@lru_cache(maxsize=4096, typed=True)
+def any_of(*choices: T) -> SearchStrategy[T]:
+    """One of these; equal ones make it likelier."""
+    return st.sampled_from(choices)
+
+
 @lru_cache(maxsize=2048)
 def token_counts(tiles: Sequence[int], longest: int, *, empty: bool) -> SearchStrategy[int]:
     """Token counts: 1 to 8, next to multiples of these, anything up to `longest`, or 0."""
@@ -47,7 +55,7 @@ def with_lengths(
         edges: tokens of the tiles, next to whose multiples lengths are drawn.
     """
     packed = case.packed
-    count = draw(st.sampled_from([1, 2, 3, 3, 3, 4, 4])) if packed else 1
+    count = draw(any_of(1, 2, 3, 3, 3, 4, 4)) if packed else 1
     if packed and "sequences" in extent:
         count = draw(large_count(extent))
     # Give one sequence all the work, or packing would make every sequence short.
@@ -61,14 +69,14 @@ def with_lengths(
     tokens = tuple(draw(one) for one in each)
     keys: tuple[int, ...] | None = None
     if _has_keys_of_its_own(op, case):
-        match draw(st.sampled_from(_KEYS)):
+        match draw(any_of(*_KEYS)):
             case "own":
                 keys = tuple(draw(one) for one in each)
             case "equal":
                 keys = tokens
             case "cached":
                 keys, tokens = tokens, _decoded(draw, op, case, count)
-    elif packed and draw(st.sampled_from([False] * 7 + [True])):
+    elif packed and draw(any_of(*[False] * 7, True)):
         tokens = _decoded(draw, op, case, count)
     case = replace(case, lengths=tokens, key_lengths=keys)
     return _perhaps_empty(draw, op, case)
@@ -78,7 +86,7 @@ def _decoded(draw: DrawFn, op: Op, case: Case, count: int) -> tuple[int, ...]:
     """Draw one token per sequence, perhaps with one more of one and none of another."""
     tokens = [1] * count
     two = _affordable(op, case, WORK, 2) == 2 and _leaves_room(op, case, count)
-    if count > 1 and two and draw(st.sampled_from([True, True, True, False])):
+    if count > 1 and two and draw(any_of(True, True, True, False)):
         more, fewer = draw(st.permutations(range(count)))[:2]
         tokens[more] += 1
         tokens[fewer] -= 1
@@ -99,14 +107,14 @@ def with_many_tokens(draw: DrawFn, op: Op, case: Case, extent: Extent, *, exact:
     if edges := [n for n in (256, 257, 512, 513, 1025, 2049, 4096, 4097) if n <= most]:
         many = st.one_of(st.sampled_from(edges), many)
     long = draw(st.integers(0, len(case.lengths) - 1))
-    few = st.sampled_from([0, 1, 1, 2, 3, 5, 17])
+    few = any_of(0, 1, 1, 2, 3, 5, 17)
 
     def among(most: int) -> tuple[int, ...]:
         each = [most if n == long else min(draw(few), most) for n in range(len(case.lengths))]
         return tuple(each)
 
     case = replace(case, lengths=among(draw(many)))
-    if _has_keys_of_its_own(op, case) and draw(st.sampled_from([True, True, False])):
+    if _has_keys_of_its_own(op, case) and draw(any_of(True, True, False)):
         # Few queries and many keys, or the reverse.
         short = draw(st.integers(1, 40))
         most = _affordable(op, case, share, MOST_TOKENS, short)
@@ -128,7 +136,7 @@ def _perhaps_empty(draw: DrawFn, op: Op, case: Case) -> Case:
         ["tokens"] if case.packed else ["rows", "rows", "tokens"] + ["keys", "keys"] * op.own_keys
     )
     empty += ["heads"] * ("H" in op.dims)
-    match draw(st.sampled_from([None] * 10 + empty)):
+    match draw(any_of(*[None] * 10, *empty)):
         case "heads":
             return replace(case, dims={**case.dims, "H": 0})
         case "rows":
@@ -156,4 +164,6 @@ def _affordable(op: Op, case: Case, most: float, longest: int, others: int | Non
     def needed(tokens: int) -> float:
         return work(op, replace(case, lengths=(tokens,), key_lengths=keys))
 
+    if needed(longest) <= most:
+        return longest
     return bisect_right(range(2, longest + 1), most, key=needed) + 1

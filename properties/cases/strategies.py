@@ -13,7 +13,7 @@ from hypothesis.strategies import DrawFn, SearchStrategy
 from properties.cases.case import Case
 from properties.cases.extents import EXTENTS, ORDINARY, Extent, large_count, large_dims
 from properties.cases.layouts import LAYOUTS
-from properties.cases.lengths import with_lengths, with_many_tokens
+from properties.cases.lengths import any_of, with_lengths, with_many_tokens
 from properties.cases.tensors import (
     differentiable_outputs,
     on_integers,
@@ -92,17 +92,18 @@ def _bundles(
 ) -> list[Case]:
     # Discard Hypothesis' first example, whose first number is 0: it is the same in all jobs.
     assume(draw(st.integers(0, 2**16)))
-    extent = draw(st.sampled_from(extents))
+    extent = draw(any_of(*extents))
     # Small heads leave room for sequences of several tiles, and most tiles are for small heads.
-    widest = min(widest, draw(st.sampled_from([256, 256, 64, 64, 40])))
+    widest = min(widest, draw(any_of(256, 256, 64, 64, 40)))
     dims = {letter: _folded(draw(size), widest) for letter, size in op.dims.items()}
     # If one tensor is passed as two arguments, they have one shape.
-    twin = draw(st.sampled_from([False] * 9 + [True]))
+    twin = draw(any_of(*[False] * 9, True))
     dims = _enlarged(draw, op, dims, extent, twin=twin)
     case = Case(op=op.name, mode=mode.name, dtype=dtype, dims=dims, lengths=(1,))
     case = replace(case, packed=_packed(draw, op, extent))
     if others := target.architectures(case):
-        case = replace(case, architecture=draw(_architectures(others)))
+        # Mostly the device's own.
+        case = replace(case, architecture=draw(any_of(*[None] * 5, *others)))
     tiles = target.tiles(case)
     case = replace(case, tile=_tile(draw, op, target, case, tiles))
     own = target.tokens(op.name, mode.name)
@@ -130,7 +131,7 @@ def _enlarged(
     if "wide" in extent and op.widest and draw(st.booleans()):
         for letter, limit in op.widest.items():
             limit = min(op.widest.values()) if twin else limit
-            dims[letter] = draw(st.sampled_from([n for n in _WIDEST if n <= limit]))
+            dims[letter] = draw(any_of(*(n for n in _WIDEST if n <= limit)))
     return _alike(dims) if twin else dims
 
 
@@ -141,7 +142,7 @@ def _tile(
     widths = sorted({64, 128, 256, *op.widest.values()})
     wider = [target.tiles(replace(case, dims=dict.fromkeys(case.dims, n))) for n in widths]
     small = [index for known in wider for index in tiles if index not in known]
-    return draw(st.sampled_from([None, *tiles, *small])) if tiles else None
+    return draw(any_of(None, *tiles, *small)) if tiles else None
 
 
 @dataclass(frozen=True)
@@ -176,12 +177,12 @@ def _members(
         # Exact integers need no budget: thousands of tokens are cheap for them, hundreds for
         # others. Reads of a delta rule's state outgrow the 8 bits of bfloat16.
         exact = "exactness" in op.laws and (case.dtype == "float32" or not is_delta(op))
-        exact = exact and draw(st.sampled_from([True, True, True, False]))
+        exact = exact and draw(any_of(True, True, True, False))
         case = with_many_tokens(draw, op, case, extent, exact=exact)
     else:
         case = with_lengths(draw, op, case, edges, longest, extent)
     case = _with_numbers(draw, shared.numbers, case)
-    values = st.sampled_from(_recipes(op, case, extent))
+    values = any_of(*_recipes(op, case, extent))
     case = replace(case, values=draw(values), seed=draw(st.integers(0, 2**16)))
     case = op.settle(_with_layouts(draw, op, case))
     if exact:
@@ -212,12 +213,6 @@ def _recipes(op: Op, case: Case, extent: Extent) -> list[str]:
     gates = [name for name in recipes if name in GATE_RECIPES]
     runs = [name for name in gates if name in LONG_GATE_RECIPES and max(case.lengths) >= CHUNK - 16]
     return [*recipes, *gates, *runs, *runs, *(gates * 2 if "tokens" in extent else ())]
-
-
-@lru_cache
-def _architectures(others: tuple[str, ...]) -> SearchStrategy[str | None]:
-    """Mostly the device's own architecture."""
-    return st.sampled_from([None] * 5 + [*others])
 
 
 # Tokens per tile of a kernel that does not say.
@@ -292,11 +287,11 @@ def _with_layouts(draw: DrawFn, op: Op, case: Case) -> Case:
 
     Few cases repeat one token: its rounding errors repeat too, so budgets are wide there.
     """
-    layouts = st.sampled_from(sorted(LAYOUTS))
+    layouts = any_of(*sorted(LAYOUTS))
     if draw(st.booleans()):
         return replace(case, layout=draw(layouts))
-    if draw(st.sampled_from([True, True, True, False])):
-        layouts = st.sampled_from(sorted(LAYOUTS.keys() - {"repeated"}))
+    if draw(any_of(True, True, True, False)):
+        layouts = any_of(*sorted(LAYOUTS.keys() - {"repeated"}))
     names = [a.name for a in present(op, case)] + [
         f"d{o.name}" for o in differentiable_outputs(op, case)
     ]
@@ -319,7 +314,7 @@ def _with_a_tensor_twice(draw: DrawFn, op: Op, case: Case) -> Case:
     ]
     if not pairs or op.telescopes(case):
         return case
-    name, other = draw(st.sampled_from(pairs))
+    name, other = draw(any_of(*pairs))
     layouts = {n: x for n, x in case.layouts.items() if n != name}
     # "large_states" pairs large keys with small queries; twice the large ones overflow float16. Of
     # two arguments only one may be of any size.
@@ -342,12 +337,12 @@ def _with_a_call(draw: DrawFn, op: Op, mode: Mode, case: Case, target: Target) -
     """
     names = trained(op, case)
     frozen = draw(_frozen(names))
-    if draw(st.sampled_from([False] * 15 + [True])):
+    if draw(any_of(*[False] * 15, True)):
         frozen = tuple(name for name in names if draw(st.booleans()))
     outputs = [o.name for o in differentiable_outputs(op, case)]
     silent: tuple[str, ...] = ()
     if len(outputs) > 1 and draw(st.booleans()):
-        loud = draw(st.sampled_from(outputs))
+        loud = draw(any_of(*outputs))
         silent = tuple(name for name in outputs if name != loud)
     cotangents = draw(_cotangents(target.cotangents, case.dtype))
     scaled = cotangents == "large" and case.dtype == "float16"
@@ -360,9 +355,9 @@ def _with_a_call(draw: DrawFn, op: Op, mode: Mode, case: Case, target: Target) -
     # The recipe is one of cotangents too.
     if case.values == "wide_range":
         cotangents = "ordinary"
-    if target.takes_auto and draw(st.sampled_from([False] * 11 + [True])):
+    if target.takes_auto and draw(any_of(*[False] * 11, True)):
         case = replace(case, auto=True, tile=None)
-    numbers = draw(st.sampled_from(["python"] * 7 + ["numpy"]))
+    numbers = draw(any_of(*["python"] * 7, "numpy"))
     context = draw(_contexts(target.contexts))
     if context == "compiled":
         # Dynamo takes a NumPy scalar for an array.
@@ -407,12 +402,12 @@ def _contexts(known: tuple[str, ...]) -> SearchStrategy[str]:
 
 def _earlier(draw: DrawFn, op: Op, mode: Mode, case: Case) -> dict[str, Any] | None:
     """No earlier call, one with other numbers only, or one with another option too."""
-    kind = draw(st.sampled_from([None, None, "numbers", "option"]))
+    kind = draw(any_of(None, None, "numbers", "option"))
     if kind is None:
         return None
-    options = [o for o in op.options if o.name not in mode.refuses and not o.auxiliary]
+    options = {o.name: o for o in op.options if o.name not in mode.refuses and not o.auxiliary}
     if kind == "numbers" or not options:
         return {}
-    option = draw(st.sampled_from(options))
+    option = options[draw(any_of(*options))]
     other = op.settle(replace(case, options={**case.options, option.name: draw(option.draw(case))}))
     return {option.name: other.options[option.name]}

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
@@ -20,12 +21,15 @@ from properties.catalogue.op import BadCall, Mode, Option, Role
 
 def _offsets(case: Case) -> st.SearchStrategy[int | list[int]]:
     """None, one for all sequences, or one for each; past 2^15 where the tables are narrow."""
+    return _offsets_of(case.sequences, case.dims["P"] <= 4)
+
+
+@lru_cache
+def _offsets_of(sequences: int, narrow: bool) -> st.SearchStrategy[int | list[int]]:
     some = st.integers(0, 9)
-    if case.dims["P"] <= 4:
+    if narrow:
         some = st.one_of(some, st.sampled_from([2**15 - 2, 2**16 - 2, 2**16 + 1, 2**17]))
-    return st.one_of(
-        st.just(0), some, st.lists(some, min_size=case.sequences, max_size=case.sequences)
-    )
+    return st.one_of(st.just(0), some, st.lists(some, min_size=sequences, max_size=sequences))
 
 
 def _two_or_more(case: Case) -> int | list[int]:

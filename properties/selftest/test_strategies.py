@@ -83,6 +83,12 @@ def each_drawn(op: Op, mode: Mode) -> list[Case]:
     return [*chain(*drawn(op.name, mode.name))]
 
 
+# Hypothesis spells each strategy out once.
+@functools.cache
+def _bundles(op: str, mode: str, dtype: str) -> st.SearchStrategy[list[Case]]:
+    return bundles(OPS[op], OPS[op].mode(mode), dtype, TARGET)
+
+
 def _one_run(
     op: Op, mode: str, run: int, examples: int, dtype: str = "bfloat16"
 ) -> list[list[Case]]:
@@ -90,7 +96,7 @@ def _one_run(
 
     @seed(run)
     @drawn_only(examples)
-    @given(bundles(op, op.mode(mode), dtype, TARGET))
+    @given(_bundles(op.name, mode, dtype))
     def collect(bundle: list[Case]) -> None:
         found.append(bundle)
 
