@@ -70,7 +70,7 @@ def first_violation(
     @drawn_only(examples)
     @given(
         st.one_of(
-            [cases(op, mode, d, target, longest=24, widest=12, extents=ORDINARY) for d in dtypes]
+            [cases(op, mode, d, target, longest=9, widest=12, extents=ORDINARY) for d in dtypes]
         )
     )
     def look(case: Case) -> None:
