@@ -664,14 +664,27 @@ TABLE: dict[tuple[str, str], tuple[Entry, ...]] = {
         ),
     ),
     # tokens: of a block of a mini-batch; keys: of the model that a program holds at once. Kernels:
-    # "backward".
+    # "walk_back", "mini_batch".
     ("ttt_linear", "fused_chunk"): (
+        Entry(
+            tokens=16,
+            keys=128,
+            num_warps=8,
+            num_stages=1,
+            dtypes=_HALVES,
+            max_dim=128,
+            **_HOPPER,
+            kernels={
+                "walk_back": Tile(tokens=16, keys=64, num_warps=8, num_stages=1),
+                "mini_batch": Tile(tokens=16, keys=32, num_warps=2, num_stages=1),
+            },
+        ),
         Entry(
             tokens=16,
             keys=32,
             num_stages=1,
             max_dim=128,
-            kernels={"backward": Tile(tokens=16, keys=16, num_warps=8, num_stages=1)},
+            kernels={"walk_back": Tile(tokens=16, keys=16, num_warps=8, num_stages=1)},
         ),
         Entry(tokens=16, keys=16, num_warps=8, num_stages=1),
     ),

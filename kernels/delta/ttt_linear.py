@@ -16,8 +16,9 @@ where n(z) = (z - mean) / σ. Backwards, with D what the mini-batch after has ha
     dk_j = S dz_j - η_C D u_j - Σ_{t >= j} η_t (dy_t · u_j) q_t - dtarget_j
     dη_t = -Σ_{j <= t} (q_t · k_j) (dy_t · u_j),      that of the last token less Σ_j k_jᵀ D u_j too
 
-and `D + Σ q_t dy_tᵀ + Σ k_j dz_jᵀ` is handed back. dz, dtarget and the gradients of the norm follow
-from du by the product rule:
+and `D + Σ q_t dy_tᵀ + Σ k_j dz_jᵀ` is handed back. Only D is passed from one mini-batch to
+another: dy and what it gives to du come for all of them at once, and after the walk dq, dk and dη
+do. dz, dtarget and the gradients of the norm follow from du by the product rule:
 
     u = (g - mean(g) - n mean(n g)) / σ,    g = w ∘ r,    r = w ∘ n + b - target
     d = du / σ,    dg = d - mean(d) - n mean(n d),    dtarget = -w ∘ dg
@@ -40,7 +41,7 @@ from kernels import tiles
 from kernels.arguments import check_boundaries, check_size, count_sequences
 from kernels.differentiable import Given, differentiable
 from kernels.norm.l2norm import check_eps
-from kernels.primitives.chunks import cut, locate_sequence
+from kernels.primitives.chunks import cut, locate_chunk, locate_sequence
 from kernels.primitives.layout import contiguous
 from kernels.primitives.parts import add_parts, empty_parts
 from kernels.primitives.product import TRITON_DTYPES, product
@@ -250,36 +251,85 @@ def _forward(
 
 
 @triton.jit
-def _outputs_backward(
-    q_ptr, k_ptr, do_ptr, eta_ptr, S_ptr, errors_ptr, dy_ptr, w, dweight, dbias,
-    count, stride, heads, dim, scale, eps,
-    DTYPE: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, ROWS: tl.constexpr,
+def _through_model(
+    x_ptr, S_ptr, rows, count, stride, dim,
+    DTYPE: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
-    """Store dy of a mini-batch, and add to the gradients of the norm what outputs give."""
+    """Gradients of the inputs of a model, from rows of gradients of its outputs: `[ROWS, BV]`."""
+    channels = tl.arange(0, BV)
+    made = tl.zeros((rows.shape[0], BV), dtype=tl.float32)
+    for at in range(0, dim, BK):
+        cols = at + tl.arange(0, BK)
+        x = load_rows(x_ptr, rows, cols, stride, count, dim)
+        S = load_rows(S_ptr, channels, cols, dim, dim, dim)
+        made = product(x, tl.trans(S), DTYPE, FINE_A=True, FINE_B=True, acc=made)
+    return made
+
+
+@triton.jit(do_not_specialize=["sequences", "tokens", "heads", "size"])
+def _outputs_backward(
+    q_ptr, k_ptr, weight_ptr, eta_ptr, cu_seqlens_ptr, do_ptr, states_ptr, errors_ptr,
+    dy_ptr, z_ptr, du_ptr, dweight_ptr, dbias_ptr,
+    scale, eps, sequences, tokens, heads, size, dim: tl.int32,
+    BK: tl.constexpr, BV: tl.constexpr, ROWS: tl.constexpr,
+    PACKED: tl.constexpr, DTYPE: tl.constexpr,
+):  # fmt: skip
+    """Of a mini-batch: dy, z, what du has of dy, and what the norm of its outputs gets."""
+    chunk = tl.program_id(0)
+    head = tl.program_id(1)
+    first, left, _, _ = locate_chunk(chunk, cu_seqlens_ptr, sequences, tokens, size, PACKED)
+    count = tl.minimum(size, left)
+    here = first * heads + head
+    stride = heads * dim
+    part = chunk.to(tl.int64) * heads + head
+    S_ptr = states_ptr + part * (dim.to(tl.int64) + 1) * dim
+    q, k, errors = q_ptr + here * dim, k_ptr + here * dim, errors_ptr + here * dim
+    do, dy = do_ptr + here * dim, dy_ptr + here * dim
+    eta = eta_ptr + here
     rows = tl.arange(0, ROWS)
     cols = tl.arange(0, BV)
+    w = tl.load(weight_ptr + head * dim + cols, mask=cols < dim, other=0.0).to(tl.float32)
+    dweight = tl.zeros((BV,), dtype=tl.float32)
+    dbias = tl.zeros((BV,), dtype=tl.float32)
     for block in range(0, count, ROWS):
         y = _outputs(
-            q_ptr, k_ptr, eta_ptr, S_ptr, errors_ptr, rows, block, count, stride, heads, dim, scale,
+            q, k, eta, S_ptr, errors, rows, block, count, stride, heads, dim, scale,
             DTYPE, BK, BV, ROWS,
         )  # fmt: skip
         inside = (block + rows < count)[:, None] & (cols < dim)[None, :]
         n, inverse = _normalized(y, inside, dim, eps)
-        do = load_rows(do_ptr, block + rows, cols, stride, count, dim).to(tl.float32)
-        dweight += tl.sum(do * n, 0)
-        dbias += tl.sum(do, 0)
-        dy = do + _through_norm(w[None, :] * do, n, inverse, inside, dim)
-        store_rows(dy_ptr, dy, block + rows, cols, stride, count, dim)
-    return dweight, dbias
+        do_rows = load_rows(do, block + rows, cols, stride, count, dim).to(tl.float32)
+        dweight += tl.sum(do_rows * n, 0)
+        dbias += tl.sum(do_rows, 0)
+        dy_rows = do_rows + _through_norm(w[None, :] * do_rows, n, inverse, inside, dim)
+        store_rows(dy, dy_rows, block + rows, cols, stride, count, dim)
+    # An empty mini-batch has parts too.
+    tl.store(dweight_ptr + part * dim + cols, dweight, mask=cols < dim)
+    tl.store(dbias_ptr + part * dim + cols, dbias, mask=cols < dim)
+    tl.debug_barrier()
+    for block in range(0, count, ROWS):
+        left = count - block
+        z = _model(k + block * stride, S_ptr, rows, left, stride, dim, 1.0, DTYPE, BK, BV)
+        store_rows(z_ptr + here * dim, z, block + rows, cols, stride, count, dim)
+        du = tl.zeros((ROWS, BV), dtype=tl.float32)
+        for queries in range(block, count, ROWS):
+            a = _pairs(q, k, rows, queries, block, count, stride, dim, scale, DTYPE, BK)
+            rates = _rates(eta, rows, queries, count, heads)
+            dy_rows = load_rows(dy, queries + rows, cols, stride, count, dim)
+            du = product(
+                tl.trans(-rates[:, None] * a), dy_rows, DTYPE, FINE_A=True, FINE_B=True, acc=du
+            )
+        store_rows(du_ptr + here * dim, du, block + rows, cols, stride, count, dim)
 
 
 @triton.jit
 def _errors_backward(
-    q_ptr, k_ptr, v_ptr, eta_ptr, S_ptr, D_ptr, errors_ptr, dy_ptr, dz_ptr, dv_ptr, direct_ptr,
-    w, bias, dweight, dbias, last, count, stride, heads, dim, scale, eps,
+    k_ptr, v_ptr, D_ptr, errors_ptr, direct_ptr, dz_ptr, dv_ptr, w, bias, dweight, dbias,
+    last, count, stride, dim, eps,
     DTYPE: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Store dz, dv and the part of dk that targets give, of a mini-batch.
+    """Of a mini-batch: dv, dz in the place of a part of du, and in that of z the part of dk that
+    targets and D give.
 
     Returns:
         The gradients of the norm with what errors add, and of the rate of the last token what D
@@ -294,13 +344,8 @@ def _errors_backward(
         u = load_rows(errors_ptr, block + rows, cols, stride, count, dim)
         du = _model(k_ptr + on, D_ptr, rows, left, stride, dim, 1.0, DTYPE, BK, BV)
         dlast -= tl.sum(tl.sum(du * u, 1), 0)
-        du *= -last
-        for queries in range(block, count, ROWS):
-            a = _pairs(q_ptr, k_ptr, rows, queries, block, count, stride, dim, scale, DTYPE, BK)
-            rates = _rates(eta_ptr, rows, queries, count, heads)
-            dy = load_rows(dy_ptr, queries + rows, cols, stride, count, dim)
-            du = product(tl.trans(-rates[:, None] * a), dy, DTYPE, FINE_A=True, FINE_B=True, acc=du)
-        z = _model(k_ptr + on, S_ptr, rows, left, stride, dim, 1.0, DTYPE, BK, BV)
+        du = load_rows(dz_ptr, block + rows, cols, stride, count, dim) - last * du
+        z = load_rows(direct_ptr, block + rows, cols, stride, count, dim)
         n, inverse, r, inside = _error(
             k_ptr + on, v_ptr + on, z, w, bias, rows, left, stride, dim, eps, BV
         )
@@ -311,64 +356,69 @@ def _errors_backward(
         dweight += tl.sum(dg * r + dr * n, 0)
         dbias += tl.sum(dr, 0)
         store_rows(dv_ptr, -dr, block + rows, cols, stride, count, dim)
-        store_rows(direct_ptr, dr, block + rows, cols, stride, count, dim)
         g = w[None, :] * r
         dn = w[None, :] * dr - d * _mean(g * n, dim) - g * along
         dz = _through_norm(dn, n, inverse, inside, dim) - n * _mean(d * u, dim)
         store_rows(dz_ptr, dz, block + rows, cols, stride, count, dim)
+        direct = dr - last * _through_model(
+            errors_ptr, D_ptr, block + rows, count, stride, dim, DTYPE, BK, BV
+        )
+        store_rows(direct_ptr, direct, block + rows, cols, stride, count, dim)
     return dweight, dbias, dlast
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["sequences", "tokens", "heads", "size"])
 def _inputs_backward(
-    q_ptr, k_ptr, eta_ptr, S_ptr, D_ptr, errors_ptr, dy_ptr, dz_ptr, direct_ptr,
-    dq_ptr, dk_ptr, deta_ptr, last, dlast, count, stride, heads, dim, scale,
-    DTYPE: tl.constexpr, BK: tl.constexpr, ROWS: tl.constexpr,
+    q_ptr, k_ptr, eta_ptr, cu_seqlens_ptr, states_ptr, errors_ptr,
+    dy_ptr, dz_ptr, direct_ptr, dlast_ptr, dq_ptr, dk_ptr, deta_ptr,
+    scale, sequences, tokens, heads, size, dim: tl.int32,
+    BK: tl.constexpr, BV: tl.constexpr, ROWS: tl.constexpr,
+    PACKED: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
-    """Store dq, dk and deta of a mini-batch."""
+    """dq, dk and deta of a mini-batch."""
+    chunk = tl.program_id(0)
+    head = tl.program_id(1)
+    first, left, _, _ = locate_chunk(chunk, cu_seqlens_ptr, sequences, tokens, size, PACKED)
+    if left <= 0:
+        return
+    count = tl.minimum(size, left)
+    here = first * heads + head
+    stride = heads * dim
+    part = chunk.to(tl.int64) * heads + head
+    S_ptr = states_ptr + part * (dim.to(tl.int64) + 1) * dim
+    dlast = tl.load(dlast_ptr + part)
+    q, k, errors = q_ptr + here * dim, k_ptr + here * dim, errors_ptr + here * dim
+    dy, dz, direct = dy_ptr + here * dim, dz_ptr + here * dim, direct_ptr + here * dim
+    eta = eta_ptr + here
     rows = tl.arange(0, ROWS)
+    cols = tl.arange(0, BV)
     for block in range(0, count, ROWS):
-        rates = _rates(eta_ptr, rows, block, count, heads)
+        rates = _rates(eta, rows, block, count, heads)
         drates = tl.where(block + rows == count - 1, dlast, 0.0)
+        dq = _through_model(dy, S_ptr, block + rows, count, stride, dim, DTYPE, BK, BV)
         for keys in range(0, block + 1, ROWS):
-            a = _pairs(q_ptr, k_ptr, rows, block, keys, count, stride, dim, scale, DTYPE, BK)
+            a = _pairs(q, k, rows, block, keys, count, stride, dim, scale, DTYPE, BK)
             b = _cross(
-                dy_ptr, errors_ptr, block + rows, keys + rows, count, count, stride, stride, dim,
+                dy, errors, block + rows, keys + rows, count, count, stride, stride, dim, DTYPE, BK
+            )
+            drates -= tl.sum(a * b, 1)
+            b = -rates[:, None] * _seen(b, rows, block, keys, count)
+            x = load_rows(k, keys + rows, cols, stride, count, dim)
+            dq = product(b, x, DTYPE, FINE_A=True, acc=dq)
+        tl.store(deta_ptr + here + (block + rows) * heads, drates, mask=block + rows < count)
+        store_rows(dq_ptr + here * dim, dq * scale, block + rows, cols, stride, count, dim)
+        dk = _through_model(dz, S_ptr, block + rows, count, stride, dim, DTYPE, BK, BV)
+        dk += load_rows(direct, block + rows, cols, stride, count, dim)
+        for queries in range(block, count, ROWS):
+            b = _cross(
+                dy, errors, queries + rows, block + rows, count, count, stride, stride, dim,
                 DTYPE, BK,
             )  # fmt: skip
-            drates -= tl.sum(a * b, 1)
-        tl.store(deta_ptr + (block + rows) * heads, drates, mask=block + rows < count)
-        for at in range(0, dim, BK):
-            channels = at + tl.arange(0, BK)
-            dq = _cross(
-                dy_ptr, S_ptr, block + rows, channels, count, dim, stride, dim, dim, DTYPE, BK
-            )
-            for keys in range(0, block + 1, ROWS):
-                b = _cross(
-                    dy_ptr, errors_ptr, block + rows, keys + rows, count, count, stride, stride,
-                    dim, DTYPE, BK,
-                )  # fmt: skip
-                b = -rates[:, None] * _seen(b, rows, block, keys, count)
-                x = load_rows(k_ptr, keys + rows, channels, stride, count, dim)
-                dq = product(b, x, DTYPE, FINE_A=True, acc=dq)
-            store_rows(dq_ptr, dq * scale, block + rows, channels, stride, count, dim)
-            dk = _cross(
-                dz_ptr, S_ptr, block + rows, channels, count, dim, stride, dim, dim, DTYPE, BK
-            )
-            dk -= last * _cross(
-                errors_ptr, D_ptr, block + rows, channels, count, dim, stride, dim, dim, DTYPE, BK
-            )
-            dk += load_rows(direct_ptr, block + rows, channels, stride, count, dim)
-            for queries in range(block, count, ROWS):
-                b = _cross(
-                    dy_ptr, errors_ptr, queries + rows, block + rows, count, count, stride, stride,
-                    dim, DTYPE, BK,
-                )  # fmt: skip
-                later = -scale * _rates(eta_ptr, rows, queries, count, heads)
-                b = later[:, None] * _seen(b, rows, queries, block, count)
-                x = load_rows(q_ptr, queries + rows, channels, stride, count, dim)
-                dk = product(tl.trans(b), x, DTYPE, FINE_A=True, acc=dk)
-            store_rows(dk_ptr, dk, block + rows, channels, stride, count, dim)
+            later = -scale * _rates(eta, rows, queries, count, heads)
+            b = later[:, None] * _seen(b, rows, queries, block, count)
+            x = load_rows(q, queries + rows, cols, stride, count, dim)
+            dk = product(tl.trans(b), x, DTYPE, FINE_A=True, acc=dk)
+        store_rows(dk_ptr + here * dim, dk, block + rows, cols, stride, count, dim)
 
 
 @triton.jit
@@ -399,25 +449,22 @@ def _model_backward(
     tl.store(of_bias, b + total, mask=cols < dim)
 
 
-@triton.jit(do_not_specialize=["tokens", "heads", "size"])
-def _backward(
+@triton.jit(do_not_specialize=["tokens", "heads", "size", "parts"])
+def _walk_back(
     q_ptr, k_ptr, v_ptr, weight_ptr, bias_ptr, eta_ptr, cu_seqlens_ptr,
-    do_ptr, dfinal_ptr, use_dfinal, states_ptr, errors_ptr,
-    dq_ptr, dk_ptr, dv_ptr, dweight_ptr, dbias_ptr, deta_ptr, dinitial_ptr, store_dinitial,
-    D_ptr, dy_ptr, dz_ptr, direct_ptr,
-    scale, eps, tokens, heads, size, dim: tl.int32,
+    dfinal_ptr, use_dfinal, errors_ptr, dy_ptr, dz_ptr, direct_ptr, dv_ptr, dlast_ptr,
+    dweight_ptr, dbias_ptr, dinitial_ptr, store_dinitial, D_ptr,
+    scale, eps, tokens, heads, size, parts, dim: tl.int32,
     BK: tl.constexpr, BV: tl.constexpr, ROWS: tl.constexpr,
     PACKED: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
-    """Gradients; those of the norm are of one sequence."""
+    """What needs D, from the last mini-batch of a sequence to its first; those of the norm are
+    parts after those of the mini-batches."""
     state = tl.program_id(0).to(tl.int64)
     head = state % heads
     sequence = state // heads
-    first, length, _ = locate_sequence(sequence, cu_seqlens_ptr, tokens, 1, PACKED)
-    cells = (dim.to(tl.int64) + 1) * dim
-    first_batch = first // size + sequence if PACKED else sequence * tl.cdiv(tokens, size)
-    states_ptr += (first_batch * heads + head) * cells
-    D_ptr += state * cells
+    first, length, first_chunk = locate_sequence(sequence, cu_seqlens_ptr, tokens, size, PACKED)
+    D_ptr += state * (dim.to(tl.int64) + 1) * dim
     cols = tl.arange(0, BV)
     w = tl.load(weight_ptr + head * dim + cols, mask=cols < dim, other=0.0).to(tl.float32)
     bias = tl.load(bias_ptr + head * dim + cols, mask=cols < dim, other=0.0).to(tl.float32)
@@ -425,44 +472,35 @@ def _backward(
     dweight = tl.zeros((BV,), dtype=tl.float32)
     dbias = tl.zeros((BV,), dtype=tl.float32)
 
-    _copy(dfinal_ptr + state * cells, D_ptr, use_dfinal, True, dim, BK, BV)
+    _copy(dfinal_ptr + state * (dim.to(tl.int64) + 1) * dim, D_ptr, use_dfinal, True, dim, BK, BV)
     batches = tl.cdiv(length, size)
     for from_end in range(batches):
         batch = batches - 1 - from_end
-        start = batch * size
-        count = tl.minimum(size, length - start)
-        here = (first + start) * heads + head
+        count = tl.minimum(size, length - batch * size)
+        here = (first + batch * size) * heads + head
         base = here * dim
-        eta = eta_ptr + here
-        S_ptr = states_ptr + batch.to(tl.int64) * heads * cells
-        q, k, errors = q_ptr + base, k_ptr + base, errors_ptr + base
-        dy, dz, direct = dy_ptr + base, dz_ptr + base, direct_ptr + base
+        k, dz = k_ptr + base, dz_ptr + base
         last = load_number(eta_ptr, here + (count - 1) * heads)
-
-        dweight, dbias = _outputs_backward(
-            q, k, do_ptr + base, eta, S_ptr, errors, dy, w, dweight, dbias,
-            count, stride, heads, dim, scale, eps, DTYPE, BK, BV, ROWS,
-        )  # fmt: skip
         tl.debug_barrier()
         dweight, dbias, dlast = _errors_backward(
-            q, k, v_ptr + base, eta, S_ptr, D_ptr, errors, dy, dz, dv_ptr + base, direct,
-            w, bias, dweight, dbias, last, count, stride, heads, dim, scale, eps,
+            k, v_ptr + base, D_ptr, errors_ptr + base, direct_ptr + base, dz, dv_ptr + base,
+            w, bias, dweight, dbias, last, count, stride, dim, eps, DTYPE, BK, BV, ROWS,
+        )  # fmt: skip
+        tl.store(dlast_ptr + (first_chunk + batch) * heads + head, dlast)
+        tl.debug_barrier()
+        _model_backward(
+            q_ptr + base, k, dy_ptr + base, dz, D_ptr, count, stride, dim, scale,
             DTYPE, BK, BV, ROWS,
         )  # fmt: skip
-        tl.debug_barrier()
-        _inputs_backward(
-            q, k, eta, S_ptr, D_ptr, errors, dy, dz, direct,
-            dq_ptr + base, dk_ptr + base, deta_ptr + here, last, dlast,
-            count, stride, heads, dim, scale, DTYPE, BK, ROWS,
-        )  # fmt: skip
-        tl.debug_barrier()
-        _model_backward(q, k, dy, dz, D_ptr, count, stride, dim, scale, DTYPE, BK, BV, ROWS)
-        tl.debug_barrier()
 
-    tl.store(dweight_ptr + state * dim + cols, dweight, mask=cols < dim)
-    tl.store(dbias_ptr + state * dim + cols, dbias, mask=cols < dim)
+    part = (parts.to(tl.int64) * heads + state) * dim + cols
+    tl.store(dweight_ptr + part, dweight, mask=cols < dim)
+    tl.store(dbias_ptr + part, dbias, mask=cols < dim)
     tl.debug_barrier()
-    _copy(D_ptr, dinitial_ptr + state * cells, True, store_dinitial, dim, BK, BV)
+    _copy(
+        D_ptr, dinitial_ptr + state * (dim.to(tl.int64) + 1) * dim, True, store_dinitial,
+        dim, BK, BV,
+    )  # fmt: skip
 
 
 def _constants(q: Tensor, tile: tiles.Tile, cu_seqlens: Tensor | None) -> dict[str, Any]:
@@ -525,26 +563,38 @@ def _backward_of(
     entry = tiles.TABLE["ttt_linear", "fused_chunk"][tile]
     sequences = count_sequences(batch, cu_seqlens)
     inputs = contiguous(q, k, v, weight, bias, eta)
-    count = cut(batch, tokens, cu_seqlens, size).count
-    states = v.new_empty(count, heads, dim + 1, dim, dtype=torch.float32)
-    errors, dy, dz, direct = (v.new_empty(v.shape, dtype=torch.float32) for _ in range(4))
+    chunks = cut(batch, tokens, cu_seqlens, size).count
+    models = heads, dim + 1, dim
+    states = v.new_empty(chunks, *models, dtype=torch.float32)
+    # z and du are overwritten by the part of dk that errors give, and by dz.
+    errors, dy, z, du = (v.new_empty(v.shape, dtype=torch.float32) for _ in range(4))
     _forward[(sequences * heads,)](
         *inputs, cu_seqlens, *optional(initial_state, q), errors, *optional(None, q),
         states, errors, scale, eps, tokens, heads, size, dim,
         KEEP=True, **_constants(q, entry, cu_seqlens),
     )  # fmt: skip
-    dq, dk, dv, deta = (
-        torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v, eta)
+    q, k, v, weight, bias, eta = inputs
+    dq, dk, dv, deta = (torch.empty_like(x) for x in (q, k, v, eta))
+    dweight, dbias = (
+        empty_parts(chunks + sequences, x.shape, x.dtype, x.device) for x in (weight, bias)
     )
-    dweight, dbias = (empty_parts(sequences, x.shape, x.dtype, x.device) for x in (weight, bias))
-    models = sequences, heads, dim + 1, dim
-    D = v.new_empty(models, dtype=torch.float32)
+    D = v.new_empty(sequences, *models, dtype=torch.float32)
+    dlast = v.new_empty(chunks, heads, dtype=torch.float32)
     dinitial = None if initial_state is None else torch.empty_like(D)
-    _backward[(sequences * heads,)](
-        *inputs, cu_seqlens, d0.contiguous(), *optional(d1, q), states, errors,
-        dq, dk, dv, dweight, dbias, deta, *optional(dinitial, q), D, dy, dz, direct,
-        scale, eps, tokens, heads, size, dim,
-        **_constants(q, entry.of("backward"), cu_seqlens),
+    of_batch = _constants(q, entry.of("mini_batch"), cu_seqlens)
+    _outputs_backward[(chunks, heads)](
+        q, k, weight, eta, cu_seqlens, d0.contiguous(), states, errors, dy, z, du, dweight, dbias,
+        scale, eps, sequences, tokens, heads, size, dim, **of_batch,
+    )  # fmt: skip
+    _walk_back[(sequences * heads,)](
+        *inputs, cu_seqlens, *optional(d1, q), errors, dy, du, z, dv, dlast,
+        dweight, dbias, *optional(dinitial, q), D,
+        scale, eps, tokens, heads, size, chunks, dim,
+        **_constants(q, entry.of("walk_back"), cu_seqlens),
+    )  # fmt: skip
+    _inputs_backward[(chunks, heads)](
+        q, k, eta, cu_seqlens, states, errors, dy, du, z, dlast, dq, dk, deta,
+        scale, sequences, tokens, heads, size, dim, **of_batch,
     )  # fmt: skip
     dweight, dbias = add_parts(dweight, weight.dtype), add_parts(dbias, bias.dtype)
     return [dq, dk, dv, dweight, dbias, deta, dinitial, None]

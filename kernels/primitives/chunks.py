@@ -38,7 +38,7 @@ def cut(batch: int, tokens: int, cu_seqlens: Tensor | None, length: int) -> Chun
 
 
 @triton.jit
-def locate_sequence(sequence, cu_seqlens_ptr, tokens, C: tl.constexpr, PACKED: tl.constexpr):
+def locate_sequence(sequence, cu_seqlens_ptr, tokens, C, PACKED: tl.constexpr):
     """The first row (int64), the length, and the first chunk (int64) of a sequence."""
     if PACKED:
         first = tl.load(cu_seqlens_ptr + sequence)
@@ -67,7 +67,7 @@ def locate_tile(heads, key_tiles, value_tiles):
 
 
 @triton.jit
-def locate_chunk(chunk, cu_seqlens_ptr, sequences, tokens, C: tl.constexpr, PACKED: tl.constexpr):
+def locate_chunk(chunk, cu_seqlens_ptr, sequences, tokens, C, PACKED: tl.constexpr):
     """Where a chunk is: its first row in the flattened `[B·T]` axis (int64), how many rows are left
     in its sequence from there, its sequence (int64), and how many of its tokens come before.
 
