@@ -1,4 +1,5 @@
-"""Attention over many tiles: sums over tiles are float32, and gates get all their pairs."""
+"""Attention over many tiles: sums over tiles are float32, gates get all their pairs, and windows
+hide what is past their edge."""
 
 from typing import Any
 
@@ -126,4 +127,22 @@ def test_gates_of_many_tiles_get_all_their_pairs(
         for lengths, tokens in zip((queries, keys), more, strict=True)
     )
     case = _gated(of_queries, of_keys, tile)
+    LAWS["differential"](OPS["attention"], case, subject)
+
+
+@pytest.mark.parametrize("window", [127, 128, 129])
+@pytest.mark.parametrize("tile", range(len(ENTRIES)))
+def test_windows_on_both_sides_end_beside_tiles(tile: int, window: int, subject: Subject) -> None:
+    """A tile that all queries of a program see but for one key, at either end, needs a mask."""
+    case = Case(
+        op="attention",
+        mode="parallel",
+        dtype=str(ENTRIES[tile][1].dtypes[0]).removeprefix("torch."),
+        dims={"B": 1, "G": 1, "R": 1, "K": 16, "V": 16},
+        lengths=(150,),
+        options={"causal": False, "window": window},
+        tile=tile,
+    )
+    if tile not in subject.target.tiles(case):
+        pytest.skip("no tile of this device")
     LAWS["differential"](OPS["attention"], case, subject)
