@@ -51,7 +51,9 @@ def compare_with_oracle(
     asked = op.name, case.to_json(), inputs.tensors, inputs.options, cotangents
     want = run.subject.recall(asked, lambda: oracle_results(op, inputs, cotangents))
     got, want = _matched(run, got, want)
-    left_out = dict(left_out or {})
+    # The oracle is on the CPU.
+    got = {name: x.cpu() for name, x in got.items()}
+    left_out = {name: x.cpu() for name, x in (left_out or {}).items()}
     parts = gradient_parts(op, inputs, cotangents)
     for name in _shared(case, got):
         left_out[name] = ~got[name].isfinite() & _near_infinity(parts[name])
