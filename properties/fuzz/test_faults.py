@@ -275,7 +275,7 @@ def test_each_process_sees_a_gpu_of_its_own(
     _, printed = fuzz("looking", "--jobs", "3", "--examples", "30")
     assert "1 job of target" in printed
     assert "3 processes" in printed
-    seen = mark.read_text().split()
+    seen = mark.read_text().splitlines()
     # The test itself loads the target too.
     seen.remove(str(os.environ.get("CUDA_VISIBLE_DEVICES")))
     assert sorted(seen) == ["0", "0", "GPU-5"]
