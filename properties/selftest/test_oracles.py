@@ -25,6 +25,13 @@ from properties.verdict.sigma import DRAWS, FEW_DRAWS
 FLOAT64 = Precision("float64", 2.0**-53, 2.0**-1022)
 
 
+def _near(x: torch.Tensor, y: torch.Tensor) -> bool:
+    """Whether every element differs by at most twice the error of a sum of 256 terms without
+    cancellation, which needs no budget, as is so in half of the cases.
+    """
+    return x.shape == y.shape and bool(torch.isclose(x, y, rtol=2.0**-44, atol=0.0).all())
+
+
 def _forms_agree(op: Op, case: Case, inputs: Inputs) -> None:
     cotangents = {n: x.double() for n, x in build_cotangents(op, case).items()}
     first = outputs_and_gradients(op, op.oracle, inputs, cotangents)
@@ -46,6 +53,8 @@ def _forms_agree(op: Op, case: Case, inputs: Inputs) -> None:
 
     # Each centred on its own form, or a difference of the forms would widen its own budget.
     assert set(first) == set(second)
+    if all(_near(first[name], x) for name, x in second.items()):
+        return
     allowed = budget(op.second_form, second, draws=FEW_DRAWS)
     if not all(compare(name, x, first[name], allowed[name]).passed for name, x in second.items()):
         of_first = budget(op.oracle, first, draws=DRAWS)
@@ -57,7 +66,7 @@ def _forms_agree(op: Op, case: Case, inputs: Inputs) -> None:
 
 @pytest.mark.parametrize("op", OPS.values(), ids=OPS)
 def test_second_form_agrees_with_the_first_in_float64(op: Op) -> None:
-    @given(cases(op, REFERENCE, "float32", Oracle(), longest=40, extents=ORDINARY))
+    @given(cases(op, REFERENCE, "float32", Oracle(), longest=20, extents=ORDINARY))
     def forms_agree(case: Case) -> None:
         _forms_agree(op, case, build(op, case).to(torch.float64))
 
