@@ -251,19 +251,15 @@ def _forward(
 
 
 @triton.jit
-def _through_model(
-    x_ptr, S_ptr, rows, count, stride, dim,
-    DTYPE: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+def _locate_mini_batch(
+    cu_seqlens_ptr, sequences, tokens, heads, size, PACKED: tl.constexpr
 ):  # fmt: skip
-    """Gradients of the inputs of a model, from rows of gradients of its outputs: `[ROWS, BV]`."""
-    channels = tl.arange(0, BV)
-    made = tl.zeros((rows.shape[0], BV), dtype=tl.float32)
-    for at in range(0, dim, BK):
-        cols = at + tl.arange(0, BK)
-        x = load_rows(x_ptr, rows, cols, stride, count, dim)
-        S = load_rows(S_ptr, channels, cols, dim, dim, dim)
-        made = product(x, tl.trans(S), DTYPE, FINE_A=True, FINE_B=True, acc=made)
-    return made
+    """Of the mini-batch and head of a program: its first row, how many tokens it has, the number of
+    its model, both numbers int64, and the head."""
+    chunk = tl.program_id(0)
+    head = tl.program_id(1)
+    first, left, _, _ = locate_chunk(chunk, cu_seqlens_ptr, sequences, tokens, size, PACKED)
+    return first * heads + head, tl.minimum(size, left), chunk.to(tl.int64) * heads + head, head
 
 
 @triton.jit(do_not_specialize=["sequences", "tokens", "heads", "size"])
@@ -275,13 +271,10 @@ def _outputs_backward(
     PACKED: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
     """Of a mini-batch: dy, z, what du has of dy, and what the norm of its outputs gets."""
-    chunk = tl.program_id(0)
-    head = tl.program_id(1)
-    first, left, _, _ = locate_chunk(chunk, cu_seqlens_ptr, sequences, tokens, size, PACKED)
-    count = tl.minimum(size, left)
-    here = first * heads + head
+    here, count, part, head = _locate_mini_batch(
+        cu_seqlens_ptr, sequences, tokens, heads, size, PACKED
+    )
     stride = heads * dim
-    part = chunk.to(tl.int64) * heads + head
     S_ptr = states_ptr + part * (dim.to(tl.int64) + 1) * dim
     q, k, errors = q_ptr + here * dim, k_ptr + here * dim, errors_ptr + here * dim
     do, dy = do_ptr + here * dim, dy_ptr + here * dim
@@ -360,8 +353,8 @@ def _errors_backward(
         dn = w[None, :] * dr - d * _mean(g * n, dim) - g * along
         dz = _through_norm(dn, n, inverse, inside, dim) - n * _mean(d * u, dim)
         store_rows(dz_ptr, dz, block + rows, cols, stride, count, dim)
-        direct = dr - last * _through_model(
-            errors_ptr, D_ptr, block + rows, count, stride, dim, DTYPE, BK, BV
+        direct = dr - last * _cross(
+            errors_ptr, D_ptr, block + rows, cols, count, dim, stride, dim, dim, DTYPE, BK
         )
         store_rows(direct_ptr, direct, block + rows, cols, stride, count, dim)
     return dweight, dbias, dlast
@@ -376,15 +369,12 @@ def _inputs_backward(
     PACKED: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
     """dq, dk and deta of a mini-batch."""
-    chunk = tl.program_id(0)
-    head = tl.program_id(1)
-    first, left, _, _ = locate_chunk(chunk, cu_seqlens_ptr, sequences, tokens, size, PACKED)
-    if left <= 0:
+    here, count, part, _ = _locate_mini_batch(
+        cu_seqlens_ptr, sequences, tokens, heads, size, PACKED
+    )
+    if count <= 0:
         return
-    count = tl.minimum(size, left)
-    here = first * heads + head
     stride = heads * dim
-    part = chunk.to(tl.int64) * heads + head
     S_ptr = states_ptr + part * (dim.to(tl.int64) + 1) * dim
     dlast = tl.load(dlast_ptr + part)
     q, k, errors = q_ptr + here * dim, k_ptr + here * dim, errors_ptr + here * dim
@@ -395,7 +385,7 @@ def _inputs_backward(
     for block in range(0, count, ROWS):
         rates = _rates(eta, rows, block, count, heads)
         drates = tl.where(block + rows == count - 1, dlast, 0.0)
-        dq = _through_model(dy, S_ptr, block + rows, count, stride, dim, DTYPE, BK, BV)
+        dq = _cross(dy, S_ptr, block + rows, cols, count, dim, stride, dim, dim, DTYPE, BK)
         for keys in range(0, block + 1, ROWS):
             a = _pairs(q, k, rows, block, keys, count, stride, dim, scale, DTYPE, BK)
             b = _cross(
@@ -407,7 +397,7 @@ def _inputs_backward(
             dq = product(b, x, DTYPE, FINE_A=True, acc=dq)
         tl.store(deta_ptr + here + (block + rows) * heads, drates, mask=block + rows < count)
         store_rows(dq_ptr + here * dim, dq * scale, block + rows, cols, stride, count, dim)
-        dk = _through_model(dz, S_ptr, block + rows, count, stride, dim, DTYPE, BK, BV)
+        dk = _cross(dz, S_ptr, block + rows, cols, count, dim, stride, dim, dim, DTYPE, BK)
         dk += load_rows(direct, block + rows, cols, stride, count, dim)
         for queries in range(block, count, ROWS):
             b = _cross(

@@ -13,7 +13,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from properties.cases.contexts import CONTEXTS
+from properties.cases.contexts import CONTEXTS, OF_THE_CALL
 from properties.catalogue import OPS
 from properties.device import activate
 from properties.laws import LAWS, Subject
@@ -23,7 +23,9 @@ from properties.targets import load
 
 _TOKENS = 5
 # Besides inference mode, which leaves behind what no_grad does, and more.
-_AROUND = ("autocast", "bfloat16_by_default")
+_AROUND = [
+    name for name in CONTEXTS if name not in ("grad", "no_grad", "inference_mode", *OF_THE_CALL)
+]
 
 
 @pytest.fixture(scope="module")
