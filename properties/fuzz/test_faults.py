@@ -371,6 +371,29 @@ def test_a_process_that_forks_no_workers_is_replaced(
     assert fork_server._server() not in (None, stopped)
 
 
+def test_a_process_that_replaces_another_ignores_interrupts_as_well(mark: Path) -> None:
+    origin = answer.Origin(f"{planted.__name__}:marking_then_hanging", "simulator", "none")
+    dims = {"B": 1, "H": 1, "D": 3}
+    case = Case(op="l2norm", mode="fused", dtype="float32", dims=dims, lengths=(1,))
+    at_work = worker.Worker(origin, 60.0)
+    try:
+        # A target is loaded by the thread that Ctrl-C interrupts.
+        at_work.load()
+        judged = Thread(target=lambda: [at_work.ask("differential", case) for _ in range(3)])
+        judged.start()
+        while not mark.exists():
+            time.sleep(0.01)
+        fork_server.end_server()
+        while (server := fork_server._server()) is None:
+            time.sleep(0.01)
+        status = Path(f"/proc/{server}/status").read_text()
+    finally:
+        at_work.stop()
+        judged.join()
+        at_work.close()
+    assert int(status.partition("SigBlk:")[2].split()[0], 16) >> (signal.SIGINT - 1) & 1
+
+
 def test_temporary_files_that_somebody_deletes_end_no_run(fuzz: Fuzz) -> None:
     shutil.rmtree(get_temp_dir())
     code, printed = fuzz("good")

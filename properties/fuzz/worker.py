@@ -26,7 +26,13 @@ from properties.device import gpus
 from properties.fuzz import judging
 from properties.fuzz.answer import HANGS, Answer, Broken, Failure, Lost, Origin, Stopped
 from properties.fuzz.clock import Clock
-from properties.fuzz.fork_server import LOOK, environment, held_up_for, prepare
+from properties.fuzz.fork_server import (
+    LOOK,
+    environment,
+    held_up_for,
+    prepare,
+    without_interrupts,
+)
 from properties.laws.fingerprint import Fingerprint, family, is_own, short
 from properties.verdict.report import end_report
 
@@ -218,7 +224,8 @@ class Worker:
         os.ftruncate(self.memory, 0)
         try:
             prepare()
-            with held_up_for(_STARTING):
+            # It starts the threads that replace the process.
+            with held_up_for(_STARTING), without_interrupts():
                 self.running = self.pool.schedule(function, arguments)
         except (OSError, RuntimeError) as error:
             # pebble raises a RuntimeError for a pool that is broken already.
