@@ -697,9 +697,12 @@ def looking(device: torch.device) -> Adapter:
     return _adapter(right)
 
 
-def raising_slowly(device: torch.device) -> Adapter:
+def raising_in_the_open(device: torch.device) -> Adapter:
+    """Writes a line for each call."""
+
     def l2norm(x: Tensor) -> Tensor:
-        sleep(0.1)
+        with Path(os.environ[MARK]).open("a") as mark:
+            mark.write("called\n")
         raise ValueError("at last")
 
     return _adapter(l2norm)
