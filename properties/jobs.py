@@ -22,7 +22,7 @@ from properties.laws import LAWS, Run, Subject, Violation
 from properties.laws.fingerprint import own_frames
 from properties.profiles import EXAMPLES
 from properties.targets import Target
-from properties.verdict.report import error_report
+from properties.verdict.report import error_report, plain
 
 # Laws about numbers. The other laws compare an implementation with itself, and one case serves
 # several of them. For splitting, the position of the cut matters as much as the numbers, so its
@@ -239,7 +239,8 @@ def judge(law: str, case: Case, subject: Subject) -> float | None:
             ratio = LAWS[law].check(Run(law, op, case, subject))
     except Violation:
         raise
-    except (Exception, SystemExit) as error:
+    except (Exception, SystemExit) as whatever:
+        error = plain(whatever)
         if isinstance(error, Exception) and subject.ledger.excuses(error):
             return None
         raise raised(law, case, subject, error) from error
@@ -247,6 +248,7 @@ def judge(law: str, case: Case, subject: Subject) -> float | None:
 
 
 def raised(law: str, case: Case, subject: Subject, error: BaseException) -> Violation:
+    error = plain(error)
     frames = own_frames(error)
     text = error_report(law, case, error, frames, subject.device, subject.target.name)
     return Violation(law, case, text, error).of_its_own_type()

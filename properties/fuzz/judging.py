@@ -35,7 +35,7 @@ from properties.simulator.launcher import LAUNCHED
 from properties.targets.ledger import symptom
 from properties.verdict import Comparison
 from properties.verdict.picture import Picture, picture
-from properties.verdict.report import message_of, versions
+from properties.verdict.report import message_of, plain, versions
 
 # The signal that asks a hanging case for its traceback.
 WHERE = signal.SIGUSR1
@@ -89,13 +89,21 @@ def _answering(function: Callable[P, T]) -> Callable[P, T]:
                 return function(*args, **kwargs)
         except Unloaded:
             raise
-        except BaseException:
-            raise Broken(format_exc()) from None
+        except BaseException as error:
+            raise Broken(_told(error)) from None
         finally:
             if os.getpid() != asked:
                 os._exit(0)
 
     return answer
+
+
+def _told(error: BaseException) -> str:
+    """The traceback, or the text if the exception, which may be the target's, prevents that."""
+    try:
+        return format_exc()
+    except BaseException:
+        return message_of(error)
 
 
 def start(traces: Path, environment: dict[str, str], prints: bool) -> None:
@@ -224,7 +232,7 @@ def _answer(law: str, case: Case, subject: Subject) -> Answer:
         violation = error
     except BaseException as error:
         # Ctrl-C does not reach a worker: the target raised it.
-        if isinstance(error, Exception) and not _lacking(error):
+        if isinstance(error, Exception) and not _lacking(plain(error)):
             # An error of the suite.
             raise
         violation = jobs.raised(law, case, subject, error)

@@ -96,6 +96,26 @@ def speechless(device: torch.device) -> Adapter:
     return _adapter(l2norm)
 
 
+class Nameless(type):
+    @property
+    def __name__(cls) -> str:  # type: ignore[override]
+        raise RuntimeError("no name")
+
+
+class Obscure(OSError, metaclass=Nameless):
+    """Raises an error when asked for its name, its class or its number."""
+
+    errno = property(lambda self: 1 / 0)
+    __class__ = property(lambda self: 1 / 0)
+
+
+def obscure(device: torch.device) -> Adapter:
+    def l2norm(x: Tensor) -> Tensor:
+        raise Obscure("said")
+
+    return _adapter(l2norm)
+
+
 def colourful(device: torch.device) -> Adapter:
     """Raises an exception whose text would change the colours of a terminal."""
 

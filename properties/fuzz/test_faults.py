@@ -290,6 +290,7 @@ def test_each_process_sees_a_gpu_of_its_own(
         ("returning_a_list", "TypeError: it returns y as list, expected a tensor"),
         ("returning_more", "TypeError: it returns 2 results, expected y alone"),
         ("speechless", "Speechless: its text raises RecursionError"),
+        ("obscure", "Obscure: said"),
         ("colourful", r"ValueError: \x1b[31mred\x1b[0m\x00"),
     ],
 )

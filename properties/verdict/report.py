@@ -5,10 +5,12 @@ import os
 import platform
 import shlex
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from itertools import accumulate
 from traceback import FrameSummary
+from types import TracebackType
 
 import torch
 from torch import Tensor
@@ -33,6 +35,8 @@ _TILES = (16, 32, 64, 128)
 _FRAMES = 3
 # Characters of an exception's text: those of a compiler may hold a whole program.
 _TEXT = 4000
+# Those of an exception's name.
+_NAME = 100
 
 
 def report(
@@ -82,7 +86,7 @@ def error_report(
     """The report of an exception that a target raised under a law.
 
     Args:
-        error: its notes say which call raised it.
+        error: `plain`; its notes say which call raised it.
         frames: the traceback's frames in the target's own code.
     """
     message = _shown(message_of(error))
@@ -92,7 +96,7 @@ def error_report(
         lines += [f"            {frame.line}"] if frame.line else []
     if not frames:
         lines += ["  at        no line of the target's own code"]
-    lines += [f"  call      {_shown(note)}" for note in _notes(error)]
+    lines += [f"  call      {_shown(note)}" for note in getattr(error, "__notes__", ())]
     return "\n".join([*lines, *_context(law, case, device, target)])
 
 
@@ -105,13 +109,28 @@ def message_of(error: BaseException) -> str:
         return f"its text raises {type(worse).__name__}"
 
 
-def _notes(error: BaseException) -> list[str]:
-    """The notes of an exception, whose type may be the target's own and have anything there."""
-    try:
-        notes = getattr(error, "__notes__", ())
-        return list(map(str, notes)) if isinstance(notes, list) else []
-    except Exception:
-        return []
+def plain(error: BaseException) -> BaseException:
+    """An exception as it is, or with the name, text and traceback alone if its type, which may be
+    the target's own, answers other questions of a report with an error or a value that is none.
+    """
+    kind = type(error)
+    name = _shown(type.__dict__["__name__"].__get__(kind)[:_NAME])
+    with suppress(BaseException):
+        notes = getattr(error, "__notes__", [])
+        if (
+            type(kind.__name__) is str
+            and kind.__name__ == name
+            and error.__class__ is kind
+            and isinstance(error.__traceback__, TracebackType | None)
+            and type(notes) is list
+            and all(type(note) is str for note in notes)
+            and isinstance(getattr(error, "errno", None), int | None)
+        ):
+            return error
+    base = Exception if issubclass(kind, Exception) else BaseException
+    traceback = BaseException.__dict__["__traceback__"].__get__(error)
+    made: BaseException = type(name, (base,), {})(message_of(error))
+    return made.with_traceback(traceback)
 
 
 def _shown(text: str) -> str:

@@ -4,13 +4,14 @@ import ast
 import re
 import shlex
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
 from properties.cases.case import Case
 from properties.verdict import Budget, Comparison, compare
-from properties.verdict.report import error_report, regression_file, report
+from properties.verdict.report import error_report, plain, regression_file, report
 
 DIMS = ("B", "T", "H", "V")
 DENSE = Case.of(
@@ -102,6 +103,48 @@ def test_a_regression_file_is_python_that_builds_the_case(case: Case) -> None:
 def test_notes_of_a_target_may_be_anything(notes: object) -> None:
     error = ValueError("no")
     error.__dict__["__notes__"] = notes
-    told = error_report("differential", DENSE, error, (), torch.device("cpu"))
+    told = error_report("differential", DENSE, plain(error), (), torch.device("cpu"))
     assert told.startswith("differential: ValueError: no\n")
     assert ("  call      said\n" in told) == (notes == ["said"])
+
+
+class _Nameless(type):
+    @property
+    def __name__(cls) -> str:  # type: ignore[override]
+        raise RuntimeError
+
+
+_REFUSING = property(lambda self: 1 / 0)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        _Nameless("Refusing", (OSError,), {}),
+        type("Refusing", (OSError,), {"__class__": _REFUSING}),
+        type("Refusing", (OSError,), {"errno": _REFUSING}),
+        type("Refusing" * 1000, (SystemExit,), {}),
+        type("Refusing\x1b[31m", (ValueError,), {}),
+    ],
+    ids=["name", "class", "number", "long name", "coloured name"],
+)
+def test_an_exception_that_refuses_a_question_has_its_name_text_and_place(
+    kind: type[BaseException],
+) -> None:
+    with pytest.raises(kind) as raised:
+        raise kind("said")
+    error = plain(raised.value)
+    assert error.__traceback__ is raised.value.__traceback__
+    assert isinstance(error, Exception) == issubclass(kind, Exception)
+    told = error_report("differential", DENSE, error, (), torch.device("cpu"))
+    assert told.startswith("differential: Refusing")
+    assert ": said\n" in told
+    assert "\x1b" not in told
+    assert len(told) < 2000
+
+
+def test_an_ordinary_exception_stays_itself() -> None:
+    with pytest.raises(FileNotFoundError) as raised:
+        Path("/nowhere").stat()
+    raised.value.add_note("a note")
+    assert plain(raised.value) is raised.value
