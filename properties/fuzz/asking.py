@@ -134,7 +134,12 @@ class _Elsewhere:
         night.workers.append(self.worker)
         self.worker.stopped = night.stopped
         self.thread = ThreadPoolExecutor(1)
-        self.asked: Future[Answer] = self.thread.submit(self.worker.ask, law, case)
+        self.asked: Future[Answer] = Future()
+        try:
+            self.asked = self.thread.submit(self.worker.ask, law, case)
+        except RuntimeError as error:
+            # The machine has no thread for it.
+            self.asked.set_exception(error)
 
     def close(self) -> None:
         self.worker.stop()

@@ -90,7 +90,8 @@ def signals(asked: list[str]) -> Iterator[list[str]]:
         asked.append(signal.Signals(number).name)
 
     # A queue of a cluster may announce the end of a job's time by any of the last three.
-    ending = [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU]
+    ending = [signal.SIGINT, signal.SIGQUIT, signal.SIGTERM]
+    ending += [signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU]
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
         # Not under nohup.
         ending.append(signal.SIGHUP)
@@ -112,5 +113,7 @@ def leave(code: int) -> NoReturn:
         sleep(_LEAVING)
         os._exit(code)
 
-    threading.Thread(target=insist, daemon=True).start()
+    # Where the machine has no thread for it, Python waits.
+    with suppress(RuntimeError):
+        threading.Thread(target=insist, daemon=True).start()
     sys.exit(code)

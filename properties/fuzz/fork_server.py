@@ -43,8 +43,9 @@ def _start_server() -> None:
     # Python 3.11 does not pass it the module path.
     where = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     os.makedirs(util.get_temp_dir(), mode=0o700, exist_ok=True)
-    # First, since it unblocks interrupts.
-    resource_tracker.ensure_running()
+    # By itself, since it unblocks Ctrl-C, which it ignores.
+    with without_interrupts():
+        resource_tracker.ensure_running()
     with without_interrupts(), patch.dict(os.environ, environment() | where, clear=True):
         forkserver.ensure_running()
 
@@ -90,7 +91,9 @@ def held_up_for(seconds: float) -> Iterator[None]:
                 end_server()
                 break
 
-    Thread(target=watch, daemon=True).start()
+    # Where the machine has no thread for it, nobody watches.
+    with suppress(RuntimeError):
+        Thread(target=watch, daemon=True).start()
     try:
         yield
     finally:
@@ -99,8 +102,8 @@ def held_up_for(seconds: float) -> Iterator[None]:
 
 @contextmanager
 def without_interrupts() -> Iterator[None]:
-    """Processes and threads started inside this context never see a Ctrl-C."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    """Processes and threads started inside this context see neither Ctrl-C nor Ctrl-\\."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGQUIT})
     try:
         yield
     finally:

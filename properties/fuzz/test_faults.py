@@ -222,6 +222,23 @@ def test_a_machine_that_forks_nothing_for_a_while_ends_no_run(
     assert re.search("no bugs in [1-9]", printed)
 
 
+def test_a_machine_without_a_thread_for_the_second_engine_reports_the_bug(
+    fuzz: Fuzz, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = Thread.start
+
+    def scarce(thread: Thread) -> None:
+        if thread.name.startswith("ThreadPoolExecutor") or thread.name.endswith("(watch)"):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(Thread, "start", scarce)
+    code, printed = fuzz("raising", "--no-shrink")
+    assert code == 1
+    assert "the interpreter cannot tell: can't start new thread" in printed
+    assert "1 bug in" in printed
+
+
 def test_a_process_killed_from_outside_is_not_reported(fuzz: Fuzz, mark: Path) -> None:
     def kill() -> None:
         while not (mark.exists() and mark.read_text().endswith("\n")):
@@ -769,32 +786,31 @@ class _Run:
 
 
 @pytest.mark.parametrize(
-    ("number", "times", "at_work"),
+    ("numbers", "at_work"),
     [
-        (signal.SIGTERM, 1, True),
-        (signal.SIGHUP, 1, True),
-        (signal.SIGINT, 10, True),
-        (signal.SIGINT, 2, False),
+        ([signal.SIGTERM], True),
+        ([signal.SIGHUP], True),
+        ([signal.SIGINT] * 10, True),
+        ([signal.SIGQUIT, signal.SIGINT], False),
     ],
-    ids=["SIGTERM", "SIGHUP", "Ctrl-C ten times", "Ctrl-C twice at once"],
+    ids=["SIGTERM", "SIGHUP", "Ctrl-C ten times", "Ctrl-\\ and Ctrl-C at once"],
 )
 def test_a_signal_ends_a_run_with_its_full_summary(
-    number: signal.Signals, times: int, at_work: bool, tmp_path: Path
+    numbers: list[signal.Signals], at_work: bool, tmp_path: Path
 ) -> None:
     run = _Run(tmp_path, "marking_then_hanging", at_work=at_work)
-    for _ in range(times):
-        # Ctrl-C in a terminal goes to all processes of the run.
-        os.killpg(run.process.pid, number) if number == signal.SIGINT else os.kill(
-            run.process.pid, number
-        )
+    for number in numbers:
+        # A terminal sends these two to all processes of the run.
+        typed = number in (signal.SIGINT, signal.SIGQUIT)
+        (os.killpg if typed else os.kill)(run.process.pid, number)
         time.sleep(0.05)
     printed = run.printed()
-    assert f"stopped by {number.name}" in printed
+    assert f"stopped by {numbers[0].name}" in printed
     assert "bugs in" in printed
     assert "Traceback" not in printed
     assert (tmp_path / "worst.json").exists()
     assert Log.read(tmp_path / "kept") is not None
-    assert f"stopped by {number.name}" in (tmp_path / "seen" / "report.json").read_text()
+    assert f"stopped by {numbers[0].name}" in (tmp_path / "seen" / "report.json").read_text()
     assert run.left() == []
 
 
