@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from fcntl import LOCK_EX, LOCK_NB, flock
 from pathlib import Path
-from time import monotonic, sleep
+from time import monotonic
 from typing import TextIO, cast
 
 if __name__ == "__main__":
@@ -26,6 +26,7 @@ from properties.device import describe
 from properties.fuzz import record, report
 from properties.fuzz.answer import Broken, Judge, Lost, Origin
 from properties.fuzz.bucket import Bucket
+from properties.fuzz.clock import pause
 from properties.fuzz.corpus import Corpus
 from properties.fuzz.display import Display
 from properties.fuzz.ending import Output, leave, signals, standing
@@ -221,7 +222,7 @@ def _watch(
     """Wait for the end of a night; meanwhile copy its log, print lines, and look for signals."""
     copied = printed = monotonic()
     while not lanes.ended:
-        sleep(_LOOK)
+        pause(_LOOK)
         if asked and not lanes.night.stopped:
             _say(console, f"stopped by {asked[0]}")
             lanes.night.stop()

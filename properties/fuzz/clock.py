@@ -1,4 +1,6 @@
-"""How long a process has worked on a case. Waiting for a core does not count."""
+"""How long a process has worked on a case. Waiting for a core does not count, nor the time in which
+the whole run was stopped.
+"""
 
 import json
 from collections.abc import Mapping
@@ -8,6 +10,19 @@ from time import monotonic, sleep
 
 # Seconds in which a thread that has a core is seen to use it.
 _MOMENT = 0.05
+# Seconds by which a sleep is too long if the process was stopped, as a queue of a cluster may stop
+# all of a run; and when sleeps were, and by how much.
+_STOPPED = 1.0
+_STOPS: list[tuple[float, float]] = []
+
+
+def pause(seconds: float) -> None:
+    """Sleep; clocks of this process do not count what it takes longer."""
+    at = monotonic()
+    sleep(seconds)
+    more = monotonic() - at - seconds
+    if more > _STOPPED:
+        _STOPS.append((at, more))
 
 
 @dataclass(frozen=True)
@@ -81,7 +96,7 @@ class Clock:
         return state in "ZX"
 
     def seconds(self) -> float:
-        """The time in which the process had a core, or slept in all its threads.
+        """The time in which the process had a core, or slept in all its threads, without stops.
 
         The thread with most work stands for all: the others may wait for it, or for a core.
         """
@@ -92,7 +107,8 @@ class Clock:
             # Linux counts a wait when it ends.
             if not any(one.runnable and one == before.get(n) for n, one in now.items()):
                 break
-        passed = monotonic() - self.at
+        stopped = sum(more for at, more in [*_STOPS] if at + more > self.at)
+        passed = max(0.0, monotonic() - self.at - stopped)
         ran, slept = 0.0, passed
         for number, one in now.items():
             then = self.threads.get(number, _Thread())

@@ -107,6 +107,26 @@ def test_a_case_that_waits_for_a_core_does_not_hang(target: str, fuzz: Fuzz, mar
     assert "may be at fault" not in printed
 
 
+_STOPPED = """
+import os, signal, time
+from properties.fuzz.clock import Clock, pause
+clock = Clock.started(os.getpid())
+if not os.fork():
+    time.sleep(0.1)
+    os.kill(os.getppid(), signal.SIGSTOP)
+    time.sleep(1.5)
+    os.kill(os.getppid(), signal.SIGCONT)
+    os._exit(0)
+pause(0.3)
+print(clock.seconds() < 1)
+"""
+
+
+def test_the_time_in_which_a_run_is_stopped_does_not_count() -> None:
+    command = [sys.executable, "-c", _STOPPED]
+    assert subprocess.check_output(command, cwd=_ROOT, text=True) == "True\n"
+
+
 @pytest.mark.usefixtures("_few_cases")
 def test_a_crash_is_a_finding_with_the_name_of_its_signal(fuzz: Fuzz) -> None:
     code, printed = fuzz("crashing")
