@@ -70,6 +70,13 @@ def bind_dims(**specs: tuple[Tensor | None, str]) -> dict[str, int]:
     return sizes
 
 
+def check_tensors(**arguments: object) -> None:
+    """Refuse what is no tensor, such as None, which `bind_dims` passes over, with a TypeError."""
+    for name, x in arguments.items():
+        if not isinstance(x, Tensor):
+            raise TypeError(f"{name}: {describe(x)}, expected a tensor")
+
+
 def check_one_dtype(**tensors: Tensor | None) -> torch.dtype:
     """The float dtype that all tensors share.
 

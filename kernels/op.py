@@ -16,6 +16,8 @@ from typing import Any, ParamSpec, TypedDict, TypeVar, get_args, get_origin
 from jaxtyping import AbstractArray
 from torch import Tensor
 
+from kernels.arguments import check_tensors
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -62,6 +64,7 @@ def op(
         parameters = spelled_out(page).parameters
         names = tuple(parameters)
         defaults = {n: p.default for n, p in parameters.items() if p.default is not p.empty}
+        required = [n for n, p in parameters.items() if n not in defaults and axes(p.annotation)]
 
         @functools.wraps(page)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -71,8 +74,10 @@ def op(
                     raise TypeError(
                         f"{page.__name__}() got an unexpected keyword argument {name!r}"
                     )
+            given = {**defaults, **dict(zip(names, args, strict=False)), **kwargs}
+            check_tensors(**{name: given[name] for name in required})
             try:
-                result: R = run(**{**defaults, **dict(zip(names, args, strict=False)), **kwargs})
+                result: R = run(**given)
             except RuntimeError as error:
                 if _NO_DRIVER in str(error):
                     raise RuntimeError(_ON_A_CPU) from error

@@ -10,7 +10,7 @@ from torch import Tensor
 
 import kernels
 from kernels.linear import chunk, fused_recurrent
-from kernels.op import op
+from kernels.op import axes, op
 from kernels.recurrence import REGISTERED, recurrence
 
 
@@ -67,15 +67,28 @@ def test_help_has_the_shapes_and_limits() -> None:
 
 
 def test_a_call_has_every_argument_by_its_name() -> None:
-    defaults = {"y": None, "times": 2, "mode": "auto", "tile": None}
-    assert _decorated()(1, times=3) == defaults | {"x": 1, "times": 3}
-    assert _decorated()(1, 2, tile=0) == defaults | {"x": 1, "y": 2, "tile": 0}
+    x, defaults = torch.zeros(1, 1), {"y": None, "times": 2, "mode": "auto", "tile": None}
+    assert _decorated()(x, times=3) == defaults | {"x": x, "times": 3}
+    assert _decorated()(x, 2, tile=0) == defaults | {"x": x, "y": 2, "tile": 0}
 
 
 def test_a_call_that_does_not_fit_the_signature_is_refused() -> None:
     for args, kwargs in (((), {}), ((1, 2, 3), {}), ((1,), {"z": 1}), ((1,), {"x": 1})):
         with pytest.raises(TypeError, match=r"double\(\)"):
             _decorated()(*args, **kwargs)
+
+
+@pytest.mark.parametrize(
+    "name", [n for n in kernels.__all__ if hasattr(getattr(kernels, n), "__code__")]
+)
+def test_none_in_the_place_of_a_tensor_is_refused(name: str) -> None:
+    function = getattr(kernels, name)
+    parameters = inspect.signature(function).parameters.values()
+    required = {p.name: axes(p.annotation) for p in parameters if p.default is p.empty}
+    given = dict.fromkeys(required, torch.zeros(1))
+    for tensor in filter(required.get, required):
+        with pytest.raises(TypeError, match=rf"^{tensor}: None"):
+            function(**{**given, tensor: None})
 
 
 def test_the_signature_is_that_of_the_page_and_the_code_is_its_own() -> None:

@@ -5,8 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.arguments import bind_dims, check_dtype
-from kernels.cache.kv import check_tensors, pack, unpack
+from kernels.arguments import bind_dims, check_dtype, check_tensors
+from kernels.cache.kv import pack, unpack
 from kernels.cache.paged import PagedCache
 from kernels.softmax.paged import paged_attention
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, NamedTuple, TypedDict, Unpack
 import torch
 from torch import Tensor
 
-from kernels.arguments import bind_dims, check_dtype, check_one_dtype, check_size, describe
+from kernels.arguments import bind_dims, check_dtype, check_one_dtype, check_size, check_tensors
 from kernels.cache import pages
 from kernels.cache.counts import sequence_indices, token_counts
 
@@ -380,13 +380,6 @@ def allocate(
     k_pages = torch.empty(pages, page_size, kv_heads, key_dim, dtype=dtype, device=device)
     v_pages = torch.empty(pages, page_size, kv_heads, value_dim, dtype=dtype, device=device)
     return k_pages, v_pages
-
-
-def check_tensors(**arguments: object) -> None:
-    """Raise a TypeError for an argument that is no tensor."""
-    for name, x in arguments.items():
-        if not isinstance(x, Tensor):
-            raise TypeError(f"{name}: {describe(x)}, expected a tensor")
 
 
 def _rows(counts: list[int], tokens: int, device: torch.device) -> Tensor:

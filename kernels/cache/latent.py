@@ -5,8 +5,8 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor
 
-from kernels.arguments import bind_dims, check_flags, check_one_dtype, check_size
-from kernels.cache.kv import Storage, allocate, check_tensors
+from kernels.arguments import bind_dims, check_flags, check_one_dtype, check_size, check_tensors
+from kernels.cache.kv import Storage, allocate
 from kernels.cache.paged import PagedCache
 from kernels.scale import resolve_scale
 from kernels.softmax.mla import mla

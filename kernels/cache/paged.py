@@ -8,9 +8,16 @@ from typing import Any, ClassVar, Unpack
 import torch
 from torch import Tensor
 
-from kernels.arguments import bind_dims, check_one_dtype, check_size, describe, may_overlap
+from kernels.arguments import (
+    bind_dims,
+    check_one_dtype,
+    check_size,
+    check_tensors,
+    describe,
+    may_overlap,
+)
 from kernels.cache.counts import token_counts
-from kernels.cache.kv import KVCache, Storage, allocate, check_tensors
+from kernels.cache.kv import KVCache, Storage, allocate
 from kernels.softmax.paged import paged_attention
 
 

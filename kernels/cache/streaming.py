@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.arguments import bind_dims
-from kernels.cache.kv import CacheView, check_tensors
+from kernels.arguments import bind_dims, check_tensors
+from kernels.cache.kv import CacheView
 from kernels.cache.ring import RingCache
 from kernels.position.rotary import rotary_embedding
 

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from kernels.arguments import FLOATS, bind_dims, check_dtype, describe
+from kernels.arguments import FLOATS, bind_dims, check_dtype, check_tensors, describe
 
 
 def relative_buckets(
@@ -67,6 +67,7 @@ def relative_bias(
         TypeError, ValueError: as of `relative_buckets`, of `table.shape[1]` buckets; a table of
             another shape or dtype.
     """
+    check_tensors(table=table)
     bind_dims(table=(table, "H buckets"))
     check_dtype("table", table, *FLOATS)
     of_diagonal = _of_diagonals(

@@ -340,6 +340,7 @@ def check_rotary(
     conjugate: bool = False, mode: str = "auto", tile: int | None = None,
 ) -> Rotation:  # fmt: skip
     """Check the arguments of `rotary_embedding`, all but numbers in tensors."""
+    arguments.check_tensors(x=x, cos=cos, sin=sin)
     sizes = arguments.bind_dims(
         x=(x, "B T H D"), cos=(cos, "R P"), sin=(sin, "R P"), position_ids=(position_ids, "B T")
     )
@@ -391,6 +392,7 @@ def multiaxis_rotary(
 
     Source: Qwen2-VL, arXiv 2409.12191, section 2.1.
     """
+    arguments.check_tensors(x=x, cos=cos, sin=sin, position_ids=position_ids, axes=axes)
     arguments.bind_dims(
         x=(x, "B T H D"),
         cos=(cos, "R P"),
@@ -399,8 +401,6 @@ def multiaxis_rotary(
         axes=(axes, "P"),
     )
     for name, indices in (("position_ids", position_ids), ("axes", axes)):
-        if indices is None:
-            raise TypeError(f"{name}: None, expected a tensor of integers")
         arguments.check_dtype(name, indices, *_INDICES)
     where = 0, None, None, position_ids, axes
     rotation = _checked(x, cos, sin, where, interleaved, conjugate, inplace, mode, tile)
