@@ -9,13 +9,15 @@ BAD_SCALE = "a scale that is NaN, or not finite in float32"
 def resolve_scale(scale: float | None, key_dim: int) -> float:
     """Return the factor of `q · k`.
 
-    None and the sentinel -1 mean `key_dim ** -0.5`. Every other number is taken
-    literally, zero and other negatives included.
+    None and the sentinel -1 mean `key_dim ** -0.5`. Every other number is taken literally, zero
+    and other negatives included.
 
     Raises:
         TypeError: `scale` is not a real number or None.
-        ValueError: `scale` is NaN, or not finite in float32.
+        ValueError: `scale` is NaN, or not finite in float32; `key_dim` is below 1.
     """
+    if key_dim < 1:
+        raise ValueError(f"key_dim: {key_dim}, expected at least 1")
     if scale is None:
         return key_dim**-0.5
     check_number("scale", scale, optional=True)

@@ -33,6 +33,7 @@ def test_a_number_past_float32_is_refused(
     ("argument", "call"),
     [
         ("structure: chunk", lambda n: kernels.attention(X, X, X, structure={"chunk": n})),
+        ("window", lambda n: kernels.attention(X, X, X, window=n)),
         ("nu", lambda n: kernels.feature_map(X, "dpfp", nu=n)),
         ("top_k", lambda n: kernels.moba(X, X, X, block_size=2, top_k=n)),
         ("block_size", lambda n: kernels.moba(X, X, X, block_size=n, top_k=1)),
@@ -42,3 +43,9 @@ def test_a_number_past_float32_is_refused(
 def test_an_integer_past_64_bits_is_refused(argument: str, call: Callable[[int], Tensor]) -> None:
     with pytest.raises(ValueError, match=f"^{argument}: 9223372036854775808, expected at most"):
         call(2**63)
+
+
+@pytest.mark.parametrize("scale", [None, -1, 2.0])
+def test_a_head_without_dims_has_no_scale(scale: float | None) -> None:
+    with pytest.raises(ValueError, match=r"^key_dim: 0, expected at least 1$"):
+        kernels.resolve_scale(scale, 0)

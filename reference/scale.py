@@ -1,6 +1,6 @@
 """The one place in the reference that decides what `scale` means."""
 
-import math
+import sys
 
 SENTINEL = -1
 # For the docstrings of ops.
@@ -26,7 +26,7 @@ def resolve_scale(scale: float | None, key_dim: int) -> float:
     """
     if scale is not None and (isinstance(scale, bool) or not isinstance(scale, (int, float))):
         raise TypeError(f"scale: {scale!r}, expected a finite number, -1 or None")
-    if scale is not None and not math.isfinite(scale):
+    if scale is not None and not abs(scale) <= sys.float_info.max:
         raise ValueError(f"scale: {scale!r}, expected a finite number, -1 or None")
     if key_dim < 1:
         raise ValueError(f"key_dim: {key_dim}, expected at least 1")

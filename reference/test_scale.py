@@ -17,7 +17,7 @@ def test_any_other_finite_number_is_literal(scale: Any) -> None:
     assert type(resolve_scale(scale, 16)) is float
 
 
-@pytest.mark.parametrize("scale", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("scale", [math.nan, math.inf, -math.inf, 10**400])
 def test_a_scale_that_is_not_finite_is_refused(scale: Any) -> None:
     with pytest.raises(ValueError, match=r"^scale: .*, expected a finite number, -1 or None$"):
         resolve_scale(scale, 16)

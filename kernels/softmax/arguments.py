@@ -12,6 +12,7 @@ from kernels.arguments import (
     check_groups,
     check_number,
     check_range,
+    check_size,
     describe,
     is_finite,
 )
@@ -87,13 +88,7 @@ def check_packing(
 
 def check_window(window: int | None) -> int | None:
     """Return the window, no wider than any sequence can be."""
-    if window is None:
-        return None
-    if isinstance(window, bool) or not isinstance(window, int):
-        raise TypeError(f"window: {describe(window)}, expected an int or None")
-    if window < 1:
-        raise ValueError(f"window: {window}, expected at least 1, the query's own key")
-    return min(window, 2**31 - 1)
+    return None if window is None else min(check_size("window", window), 2**31 - 1)
 
 
 def check_softcap(softcap: float | None) -> float | None:
