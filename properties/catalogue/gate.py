@@ -17,7 +17,8 @@ DECAY_GATE = declare(
         Option(
             "lower_bound",
             None,
-            lambda case: st.sampled_from([None, -5.0, -5, -1.0, -1e-3, -100.0]),
+            # Half of the gates are without a bound, as in most models.
+            lambda case: st.sampled_from([None] * 5 + [-5.0, -5, -1.0, -1e-3, -100.0]),
             bad=(0.0, 5.0, float("nan"), float("-inf"), *NO_NUMBERS),
             switch=lambda case: -5.0,
         ),

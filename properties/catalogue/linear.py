@@ -173,10 +173,13 @@ RWKV4 = declare(
     in_float32=True,
     wraps=HGRN,
     modes=(Mode("fused_recurrent"),),
-    roles={"w": Role.KEY, "u": Role.KEY},
+    # exp of a large w is infinite.
+    roles={"w": Role.FACTOR, "u": Role.KEY},
     linear_in=(),
     work=lambda n: n["D"] * n["T"] * n["T"],
-    recipes=("gaussian", "late_maximum", "zeros", "cancelling"),
+    recipes=("gaussian", "large_states", "late_maximum", "zeros", "cancelling"),
+    # The logarithm in the state may be hundreds, and is rounded at each token.
+    quiet_form=reference.rwkv4,
 )
 
 # Its second form multiplies gates as they are: states around 2^8 are exponents that overflow.

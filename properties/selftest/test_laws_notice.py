@@ -625,6 +625,31 @@ def test_law_notices(op: Op, planted: Planted) -> None:
     assert violation.law == planted.law
 
 
+# Tensors of which an op takes an exponential or a softplus, and past what kernels may go wrong:
+# float32 has no exp of 89, and many take a softplus past 20 to be a line.
+EXPONENTS = {
+    "abc": ("s", 89),
+    "decay_gate": ("x", 20),
+    "lightnet": ("k", 89),
+    "logcumsumexp": ("x", 89),
+    "mamba2": ("dt", 20),
+    "rwkv4": ("k", 89),
+    "selective_scan": ("dt", 20),
+}
+
+
+@pytest.mark.parametrize("name", EXPONENTS)
+def test_differential_notices_a_wrong_exponential_of_large_numbers(name: str) -> None:
+    op, (argument, limit) = OPS[name], EXPONENTS[name]
+
+    @calling
+    def clamped(op: Op, right: Function, given: dict[str, Any]) -> Any:
+        return right(**{**given, argument: given[argument].clamp(max=limit)})
+
+    violation = first_violation(LAWS["differential"], op, Wrong(clamped), DTYPES, 96)
+    assert violation is not None
+
+
 class Claiming(Wrong):
     """The oracles with one bug, on every architecture for which we have other tiles."""
 

@@ -179,9 +179,15 @@ def _about_the_call(op: Op) -> Iterator[Condition]:
     yield Condition("the mode left to the op", SELDOM, lambda c: c.auto)
     yield Condition("another call before it", OFTEN, lambda c: c.earlier is not None)
     yield Condition("many rows, heads or sequences", SELDOM / 2, lambda c: _many(c) > 8)
+    if op.name == "decay_gate":
+        yield Condition("a softplus of large numbers", 1 / 8, _takes_a_softplus_of_large_numbers)
     # As multi-head latent attention is served.
     if op.name in ("attention", "paged_attention"):
         yield Condition("values that are a part of the keys", SELDOM / 4, _shares_a_part)
+
+
+def _takes_a_softplus_of_large_numbers(case: Case) -> bool:
+    return case.values == "large_logits" and case.options["lower_bound"] is None
 
 
 def _shares_a_part(case: Case) -> bool:
