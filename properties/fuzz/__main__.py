@@ -30,6 +30,7 @@ from properties.fuzz.clock import pause
 from properties.fuzz.corpus import Corpus
 from properties.fuzz.display import Display
 from properties.fuzz.ending import Output, leave, signals, standing
+from properties.fuzz.fork_server import end_strays
 from properties.fuzz.lanes import Lanes
 from properties.fuzz.log import Log
 from properties.fuzz.night import Night
@@ -59,6 +60,7 @@ def _main(parse: argparse.ArgumentParser, options: Options) -> int:
     console = screen(file=cast(TextIO, output))
     origin = options.origin
     with ExitStack() as locks:
+        locks.callback(end_strays)
         try:
             options.check()
             if options.case is None:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing import forkserver, resource_tracker, util
+from pathlib import Path
 from threading import Event, Lock, Thread
 from unittest.mock import patch
 
@@ -20,6 +21,8 @@ _SHARED = ("torch._dynamo", "triton", "properties.fuzz.worker")
 # Seconds between looks at a process.
 LOOK = 1.0
 _PREPARING = Lock()
+# The variable by which a run knows what its targets have started.
+_MARK = "ATTENTION_ORACLES_RUN"
 
 
 def prepare() -> None:
@@ -79,6 +82,17 @@ def _end() -> None:
             os.waitid(os.P_PID, process, os.WEXITED | os.WNOWAIT)
 
 
+def end_strays() -> None:
+    """Kill what targets have started, in sessions of their own too, once no worker is needed."""
+    mark = f"{_MARK}={os.getpid()}".encode()
+    for variables in Path("/proc").glob("[0-9]*/environ"):
+        process = int(variables.parent.name)
+        # Others' processes cannot be read, and some end meanwhile.
+        with suppress(OSError):
+            if mark in variables.read_bytes().split(b"\0") and process != _server():
+                os.kill(process, signal.SIGKILL)
+
+
 @contextmanager
 def held_up_for(seconds: float) -> Iterator[None]:
     """End the process that workers are forked from if this context waits longer for it."""
@@ -111,7 +125,11 @@ def without_interrupts() -> Iterator[None]:
 
 
 def environment(gpu: str | None = None) -> dict[str, str]:
-    """This process's variables without the choice of an engine, which each worker makes."""
-    chosen = {} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}
+    """This process's variables and its mark, without the choice of an engine, which each worker
+    makes.
+    """
+    chosen = {_MARK: str(os.getpid())}
+    if gpu is not None:
+        chosen["CUDA_VISIBLE_DEVICES"] = gpu
     variables = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     return variables | chosen

@@ -1,6 +1,7 @@
 """The options of the command, and what they must not be together."""
 
 import argparse
+import os
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,6 +27,8 @@ from properties.targets import NAMES, Target
 # Options of what is drawn, and of what is kept of it.
 _OF_DRAWING = ("op", "mode", "dtype", "seed", "jobs", "ray", "record", "resume", "report")
 _FINDINGS = Path("findings")
+# Bytes of the folder of temporary files: in a socket's name, of 107, multiprocessing adds 32.
+_TEMPORARY = 75
 
 
 @dataclass(frozen=True)
@@ -65,8 +68,8 @@ class Options:
         """Check options that exclude each other, and what the end of the run would need.
 
         Raises:
-            ValueError: --case beside an option of drawing, no room for temporary files, or a file
-                of --record that is none.
+            ValueError: --case beside an option of drawing, no room for temporary files, too long a
+                name of their folder, or a file of --record that is none.
         """
         beside = [name for name in _OF_DRAWING if getattr(self, name) not in (None, [])]
         beside += [] if self.shrink else ["no-shrink"]
@@ -74,11 +77,13 @@ class Options:
         if self.case is not None and beside:
             raise ValueError(f"--{beside[0]}: not allowed with --case, which is not drawn")
         try:
-            gettempdir()
+            temporary = gettempdir()
         except FileNotFoundError as error:
             raise ValueError(
                 f"TMPDIR: {error.strerror}, expected a disk with some space"
             ) from error
+        if len(os.fsencode(temporary)) > _TEMPORARY:
+            raise ValueError(f"TMPDIR: {temporary!r}, expected at most {_TEMPORARY} bytes")
         if self.record is not None:
             record.read(self.record)
 

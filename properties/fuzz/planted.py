@@ -421,6 +421,21 @@ def unruly(device: torch.device) -> Adapter:
     return _adapter(l2norm)
 
 
+def daemonising(device: torch.device) -> Adapter:
+    """Starts a process in a session of its own, whose parent ends at once."""
+
+    def l2norm(x: Tensor) -> Tensor:
+        if _first_time() and os.fork() == 0:
+            os.setsid()
+            if (daemon := os.fork()) == 0:
+                sleep(1000)
+            Path(os.environ[MARK]).write_text(str(daemon))
+            os._exit(0)
+        return right(x)
+
+    return _adapter(l2norm)
+
+
 def hanging_beside(device: torch.device) -> Adapter:
     """Hangs in its second thread, for which the first one waits."""
 

@@ -77,9 +77,18 @@ def test_a_hang_is_told_and_leaves_no_process_whatever_the_target_started(mark: 
         assert hung.ask("differential", case).doubtful == answer.HANGS
     finally:
         hung.close()
-    started = Path("/proc", mark.read_text(), "stat")
-    while started.exists() and started.read_text().rpartition(")")[2].split()[0] not in "ZX":
+    _wait_for_the_end_of(int(mark.read_text()))
+
+
+def _wait_for_the_end_of(process: int) -> None:
+    stat = Path(f"/proc/{process}/stat")
+    while stat.exists() and stat.read_text().rpartition(")")[2].split()[0] not in "ZX":
         time.sleep(0.01)
+
+
+def test_a_daemon_that_a_target_started_ends_with_the_run(fuzz: Fuzz, mark: Path) -> None:
+    assert fuzz("daemonising")[0] == 0
+    _wait_for_the_end_of(int(mark.read_text()))
 
 
 def test_a_loop_that_reaches_the_turn_limit_is_reported(fuzz: Fuzz) -> None:
@@ -443,6 +452,15 @@ def test_temporary_files_that_somebody_deletes_end_no_run(fuzz: Fuzz) -> None:
     code, printed = fuzz("good")
     assert code == 0
     assert "no bugs in" in printed
+
+
+def test_a_temporary_folder_whose_name_no_socket_can_have_is_refused(
+    fuzz: Fuzz, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", f"/{'t' * 75}")
+    with pytest.raises(SystemExit):
+        fuzz("good")
+    assert "error: TMPDIR: '/ttt" in capsys.readouterr().err
 
 
 def test_a_current_folder_that_somebody_removes_ends_no_run(
