@@ -734,6 +734,25 @@ BUGS = {
             "(g,) = widened(g)",
         ),
     ),
+    "weight_of_zero_behind_a_large_gate": KnownBug(
+        happened="Outputs of mlstm are NaN where queries or the scale are 0 and i is above 104.",
+        cause="The weight is 0, and so is exp(-z) in float32: 0 was divided by the larger of them.",
+        source="this project, where large input gates were first drawn",
+        pinned=pin(
+            "mlstm",
+            "fused_recurrent",
+            {"B": 1, "H": 2, "K": 4, "V": 3},
+            (9,),
+            options={"scale": 0.0},
+            values="large_logits",
+            seed=1,
+        ),
+        planted=Edit(
+            "kernels.linear.mlstm",
+            'torch.exp(-z.clamp(0, 80))[..., None]\n    if given["scale"] == 0:',
+            "torch.exp(-z.clamp(min=0))[..., None]\n    if False:",
+        ),
+    ),
     "no_gradient_of_the_final_state": KnownBug(
         happened="HGRN in chunks and RWKV-6: nothing flows from the final state, silently.",
         cause="The backward pass did not read the gradient of the final state.",

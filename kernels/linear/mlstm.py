@@ -32,7 +32,11 @@ def with_a_normalizer(
     given["cu_seqlens"] = cu_seqlens
     read, C = simple_gla(q, k, v, left, initial_state=C, **given)
     weight, n = simple_gla(q, k, torch.ones_like(v[..., :1]), left, initial_state=n, **given)
-    down, up = torch.exp(z.clamp(max=0))[..., None], torch.exp(-z.clamp(min=0))[..., None]
+    # The weight of a query of 0 is 0. In float32 so is exp(-z) of a large z: NaN is not to come of
+    # the quotient, nor of its gradient where the scale is 0.
+    down, up = torch.exp(z.clamp(max=0))[..., None], torch.exp(-z.clamp(0, 80))[..., None]
+    if given["scale"] == 0:
+        up = torch.ones_like(up)
     h = (down * read / torch.maximum(down * weight.abs(), up)).to(dtype)
     if C is None:
         return h, None

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from reference.decay import decays
+from reference.decay import sums_between
 from reference.recurrence import Options, recurrence
 
 
@@ -56,20 +56,19 @@ def parallel(
     if q.shape[1] == 0:
         return v, S
     C, z = S[..., :-1, :], S[..., -1, -1]
-    from_start, between = decays(g)
-    D = (between * torch.exp(i)[:, None]).permute(0, 3, 1, 2).tril()
-    start = from_start * torch.exp(z)[:, None]
+    D = torch.exp(sums_between(g) + i[:, None]).permute(0, 3, 1, 2).tril()
+    start = torch.exp(g.cumsum(1) + z[:, None])
     A = scale * torch.einsum("bihk,bjhk->bhij", q, k) * D
     read = torch.einsum("bhij,bjhv->bihv", A, v)
     read = read + scale * start[..., None] * torch.einsum("bihk,bhkv->bihv", q, C[..., :-1])
     n = torch.einsum("bhij,bjhk->bihk", D, k) + start[..., None] * C[:, None, :, :, -1]
     weight = scale * torch.einsum("bihk,bihk->bih", q, n)
     h = read / weight.abs().clamp(min=1)[..., None]
-    total = D[:, :, -1].sum(-1) + start[:, -1]
+    z = torch.log(D[:, :, -1].sum(-1) + start[:, -1])
     values = torch.cat([v, torch.ones_like(v[..., :1])], dim=-1)
     written = torch.einsum("bhj,bjhk,bjhv->bhkv", D[:, :, -1], k, values)
-    state = (start[:, -1, :, None, None] * C + written) / total[..., None, None]
-    corner = torch.cat([S[..., -1:, :-1], torch.log(total)[..., None, None]], dim=-1)
+    state = torch.exp(-z)[..., None, None] * (start[:, -1, :, None, None] * C + written)
+    corner = torch.cat([S[..., -1:, :-1], z[..., None, None]], dim=-1)
     return h, torch.cat([state, corner], dim=-2)
 
 
