@@ -473,6 +473,9 @@ def nameless(q: Tensor, /, k: Tensor, v: Tensor) -> Tensor:
                 ({"unstated": {"rejection": None}}, "None, expected a text"),
                 ({"conventions": (3,)}, "3, expected a text"),
                 ({"bounds": {"even": "D % 2"}}, "even 'D % 2', expected a function"),
+                ({"whole": None}, "whole None, expected a function"),
+                ({"telescopes": ()}, r"telescopes \(\), expected a function"),
+                ({"forward_only": "no"}, "forward_only 'no', expected a bool"),
                 ({"tokens": -1}, "tokens -1, expected 0 or more"),
             )
         ),

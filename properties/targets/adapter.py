@@ -29,9 +29,9 @@ _KINDS: dict[str, type] = {
     "tokens": int,
     "bounds": Mapping,
     "constants": tuple,
+    "forward_only": bool,
     "unstated": Mapping,
 }
-
 
 # Positions: most lists have fewer configs of different tiles.
 _CONFIGS = range(1, 8)
@@ -44,7 +44,7 @@ class Implementation:
     Args:
         function: takes the op's arguments by the same names and meaning, and returns its outputs in
             order. Arguments that its signature lacks are never drawn, and are reported as missing.
-        whole: the op as the library has it, if it returns more than the catalogue's, such as
+        whole: the catalogue's op → the op as the library has it, if that returns more, such as
             another row of a state. The oracle then defines the rest, and its gradients count.
         conventions: what `function` translates because the library means something else, a sentence
             each.
@@ -57,7 +57,8 @@ class Implementation:
         constants: tensors that get no gradient, and outputs through which none flows.
         forward_only: it has no backward pass.
         unstated: laws that do not apply to it → why.
-        telescopes: gradients that it forms as a difference of large sums, whose errors remain.
+        telescopes: case → the gradients that it forms as a difference of large sums, whose errors
+            remain.
     """
 
     function: Function
@@ -95,7 +96,8 @@ class Implementation:
         for text in (*self.conventions, *self.bounds, *self.unstated.values()):
             if not isinstance(text, str):
                 raise ValueError(f"{where}: {text!r}, expected a text")
-        for name, function in {"function": self.function, **self.bounds}.items():
+        own = {name: getattr(self, name) for name in ("function", "whole", "telescopes")}
+        for name, function in {**own, **self.bounds}.items():
             if not callable(function):
                 raise ValueError(f"{where}: {name} {function!r}, expected a function")
         try:
