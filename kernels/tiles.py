@@ -893,8 +893,9 @@ def choose(
         raise ValueError(f"head dim: {dim}, expected a dim that {op} ({mode}) has a tile for")
     if isinstance(tile, bool) or not isinstance(tile, int):
         raise TypeError(f"tile: {describe(tile)}, expected an int or None")
-    if not 0 <= tile < len(entries):
-        raise ValueError(f"tile: {tile}, expected 0 to {len(entries) - 1} for {op} ({mode})")
-    if not entries[tile].admits(dim, dtype, arch):
-        raise ValueError(f"tile: {tile}, expected one of {op} ({mode}) for dim {dim} in {dtype}")
+    admitted = [index for index, entry in enumerate(entries) if entry.admits(dim, dtype, arch)]
+    if tile not in admitted:
+        raise ValueError(
+            f"tile: {tile}, expected one of {admitted} for {op} ({mode}), head dim {dim}, {dtype}"
+        )
     return tile
