@@ -55,7 +55,7 @@ def _forward(
     q, k, v, w, beta = contiguous(q, k, v, w, beta)
     heads = q.shape[2]
     entry = tiles.TABLE["path_attn", "parallel"][tile]
-    call = Call(q, k, v, g, cu_seqlens, longest, entry)
+    call = Call(q, v, g, cu_seqlens, longest, entry)
     x = empty_pieces(q, 2, *q.shape)
     within = call.within(k, w, beta, x, scale)
     queries = call.tile("attend")
@@ -212,7 +212,7 @@ def _backward(
     if q.numel() == 0:
         return [*(None if x is None else torch.zeros_like(x) for x in (q, k, v, w, beta, g)), None]
     entry = tiles.TABLE["path_attn", "parallel"][tile]
-    call = Call(q, k, v, g, cu_seqlens, longest, entry)
+    call = Call(q, v, g, cu_seqlens, longest, entry)
     x = empty_pieces(q, 1 + RUN, *q.shape)
     within = call.within(k, w, beta, x, scale)
     walked = _walk(call, within, x, v, do)

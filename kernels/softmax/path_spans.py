@@ -295,7 +295,7 @@ class Call:
     """
 
     def __init__(
-        self, q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, cu_seqlens: Tensor | None,
+        self, q: Tensor, v: Tensor, g: Tensor | None, cu_seqlens: Tensor | None,
         longest: int, entry: tiles.Entry,
     ) -> None:  # fmt: skip
         batch, tokens, heads, self.key_dim = q.shape
