@@ -17,7 +17,7 @@ from properties.laws.law import Law, Run, with_options, with_own_elements
 def check(run: Run) -> float:
     op, case = run.op, run.case
     inputs = run.inputs()
-    cuts = _cuts(op, case)
+    cuts = _cuts(case)
     before = run.call(inputs)
     names = [name for name in before if {"T", "S"} & {*dims_of(op, name)}]
     after = run.call(_with_another_future(op, case, inputs, cuts))
@@ -30,7 +30,7 @@ def check(run: Run) -> float:
     return 0.0
 
 
-def _cuts(op: Op, case: Case) -> list[int]:
+def _cuts(case: Case) -> list[int]:
     """For each sequence, the first position of the future; both sides are non-empty if possible.
 
     If keys are not the queries' own tokens, at least one query is past and one key future, if

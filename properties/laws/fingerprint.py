@@ -3,7 +3,6 @@
 import re
 import sys
 import sysconfig
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from traceback import FrameSummary, extract_tb
@@ -85,11 +84,7 @@ def place(error: BaseException) -> str:
 
 def own_frames(error: BaseException) -> list[FrameSummary]:
     """The traceback's frames in the target's own code, outermost first."""
-    return list(_own(extract_tb(error.__traceback__)))
-
-
-def _own(frames: Iterable[FrameSummary]) -> Iterator[FrameSummary]:
-    return (frame for frame in frames if is_own(frame.filename))
+    return [frame for frame in extract_tb(error.__traceback__) if is_own(frame.filename)]
 
 
 def is_own(file: str) -> bool:

@@ -91,8 +91,8 @@ def _expect_refusal(
     given = _with_history(op, given)
     written = _written(op, given)
     before = None if written is None else written.grad_fn
-    there = subject.claiming(case), CONTEXTS[context](subject.device.type)
-    with recorded_launches() as launched, there[0], there[1]:
+    within = CONTEXTS[context](subject.device.type)
+    with recorded_launches() as launched, subject.claiming(case), within:
         try:
             function(**given)
         except (ValueError, TypeError) as error:

@@ -3,11 +3,10 @@
 from properties.verdict.budgets import budgets
 from properties.verdict.compare import Budget, Comparison, compare
 from properties.verdict.computation import Computation
-from properties.verdict.precision import BY_DTYPE, TF32, Precision
+from properties.verdict.precision import BY_DTYPE, Precision
 
 __all__ = [
     "BY_DTYPE",
-    "TF32",
     "Budget",
     "Comparison",
     "Computation",

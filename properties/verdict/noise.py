@@ -144,7 +144,7 @@ class Rounding(TorchDispatchMode):
             if not _inexact(y):
                 return y
             size = self._size(y, func, name, args, kwargs)
-            noisy = self._scaled(y, self.unit) if size is None else self._disturbed(y, size)
+            noisy = self.rounded(y, self.unit) if size is None else self._disturbed(y, size)
             if _matters(self.precision.underflow) and not y.is_complex():
                 crossed = noisy * y < 0
                 if crossed.any():
@@ -188,10 +188,6 @@ class Rounding(TorchDispatchMode):
     def _should_skip_dynamo(cls) -> bool:
         """Budgets are never compiled, and the guard against it costs as much as most operations."""
         return False
-
-    def round(self, y: Tensor, unit: float) -> Tensor:
-        """Perturb `y` by one more rounding."""
-        return self._scaled(y, unit)
 
     def _size(
         self, y: Tensor, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -269,7 +265,7 @@ class Rounding(TorchDispatchMode):
         # An infinity would become NaN. A finite sum is the quickest proof that there is none.
         return noisy if y.sum().isfinite() else torch.where(y.isfinite(), noisy, y)
 
-    def _scaled(self, y: Tensor, unit: float) -> Tensor:
+    def rounded(self, y: Tensor, unit: float) -> Tensor:
         """`y + xi · unit |y|` in one pass, without a check for infinities."""
         return torch.mul(y, self._noise(y.shape, _factors(unit, self.outliers)))
 

@@ -244,7 +244,7 @@ def _extent(wrong: Tensor, case: Case, dims: Sequence[str]) -> list[str]:
 
 
 def _ranges(indices: list[int], most: int = 6) -> str:
-    """ "0, 3-7, 9", and how many more there are."""
+    """ "0 3-7 9", and how many more there are."""
     runs: list[list[int]] = []
     for i in indices:
         if runs and runs[-1][1] == i - 1:

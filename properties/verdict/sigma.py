@@ -144,7 +144,7 @@ def _perturbed(
         with mode:
             disturbed = at_once(copies)
         for name, y in centre.items():
-            results = mode.round(disturbed[name], unit_roundoff(how.output_dtypes[name]))
+            results = mode.rounded(disturbed[name], unit_roundoff(how.output_dtypes[name]))
             deviations[name].append(torch.where(y.isfinite(), results - y, 0.0))
     return {name: torch.cat(each) for name, each in deviations.items()}
 
