@@ -735,7 +735,7 @@ def looking(device: torch.device) -> Adapter:
     return _adapter(right)
 
 
-def raising_in_the_open(device: torch.device) -> Adapter:
+def raising_and_counting(device: torch.device) -> Adapter:
     """Writes a line for each call."""
 
     def l2norm(x: Tensor) -> Tensor:

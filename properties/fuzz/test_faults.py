@@ -30,6 +30,7 @@ from pebble import ProcessPool
 from properties.cases.case import Case
 from properties.fuzz import answer, ending, fork_server, lanes, night, planted, report, turn, worker
 from properties.fuzz.__main__ import main
+from properties.fuzz.clock import Clock
 from properties.fuzz.conftest import Fuzz, on_l2norm
 from properties.fuzz.corpus import FOLDER, Corpus
 from properties.fuzz.log import Log
@@ -39,6 +40,8 @@ from properties.laws import Subject, Violation
 pytestmark = pytest.mark.ops("l2norm", "short_conv")
 
 CPU = torch.device("cpu")
+# A call of the planted targets.
+CASE = Case(op="l2norm", mode="fused", dtype="float32", dims={"B": 1, "H": 1, "D": 3}, lengths=(1,))
 
 _ROOT = Path(__file__).parents[2]
 _NOT_STARTED, _HERE = "a process that judges cases does not start", "properties/fuzz/planted.py:"
@@ -70,19 +73,17 @@ def test_a_case_that_hangs_is_killed_and_reported(target: str, fuzz: Fuzz) -> No
 
 
 def test_a_hang_is_told_and_leaves_no_process_whatever_the_target_started(mark: Path) -> None:
-    dims = {"B": 1, "H": 1, "D": 3}
-    case = Case(op="l2norm", mode="fused", dtype="float32", dims=dims, lengths=(1,))
     hung = worker.Worker(answer.Origin(f"{planted.__name__}:unruly", "simulator", "none"), 0.2)
     try:
-        assert hung.ask("differential", case).doubtful == answer.HANGS
+        assert hung.ask("differential", CASE).doubtful == answer.HANGS
     finally:
         hung.close()
     _wait_for_the_end_of(int(mark.read_text()))
 
 
 def _wait_for_the_end_of(process: int) -> None:
-    stat = Path(f"/proc/{process}/stat")
-    while stat.exists() and stat.read_text().rpartition(")")[2].split()[0] not in "ZX":
+    clock = Clock.started(process)
+    while not clock.ended:
         time.sleep(0.01)
 
 
@@ -420,14 +421,12 @@ def test_a_process_that_forks_no_workers_is_replaced(
 
 def test_a_process_that_replaces_another_ignores_interrupts_as_well(mark: Path) -> None:
     origin = answer.Origin(f"{planted.__name__}:marking_then_hanging", "simulator", "none")
-    dims = {"B": 1, "H": 1, "D": 3}
-    case = Case(op="l2norm", mode="fused", dtype="float32", dims=dims, lengths=(1,))
     at_work = worker.Worker(origin, 60.0)
 
     def judge() -> None:
         with suppress(answer.Stopped):
             while True:
-                at_work.ask("differential", case)
+                at_work.ask("differential", CASE)
 
     judged = Thread(target=judge)
     try:
@@ -541,7 +540,7 @@ def test_no_more_time_than_granted_is_spent_on_making_cases_smaller(
 ) -> None:
     def calls(granted: float, *more: str) -> int:
         monkeypatch.setattr(night, "_SHRINKING", granted)
-        _, printed = fuzz("raising_in_the_open", "--seed", "0", *more)
+        _, printed = fuzz("raising_and_counting", "--seed", "0", *more)
         assert "1 bug in" in printed
         count = mark.read_text().count("called")
         mark.unlink()
