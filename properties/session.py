@@ -18,9 +18,12 @@ if TYPE_CHECKING:
     import torch
 
     from properties.changed import Changed
+    from properties.jobs import Selection
     from properties.laws import Subject
+    from properties.targets.ledger import Ledger
 
 _CHANGED = pytest.StashKey["Changed | None"]()
+_LEDGER: "pytest.StashKey[Ledger]" = pytest.StashKey()
 # How many times its share of examples each job draws: more than 1 if few jobs are selected.
 TIMES_ITS_SHARE = pytest.StashKey[float]()
 # The name of this run, the same in all its workers.
@@ -39,14 +42,26 @@ def pytest_configure(config: pytest.Config) -> None:
         _claim_gpu(int(worker.removeprefix("gw")))
     from properties.device import activate
     from properties.targets import load
+    from properties.targets.ledger import read
 
     # As `python -m pytest` has it: an adapter need not be installed.
     sys.path.insert(0, str(config.invocation_params.dir))
+    name, ledger = config.getoption("oracles_target"), config.getoption("oracles_ledger")
     try:
-        load(config.getoption("oracles_target"), activate(device))
+        target = load(name, activate(device))
+        selection(config).jobs(target)
+        config.stash[_LEDGER] = read(ledger, name, activate(device).type)
         config.stash[_CHANGED] = _changed(config)
     except ValueError as error:
         raise pytest.UsageError(str(error)) from error
+
+
+def selection(config: pytest.Config) -> "Selection":
+    """The jobs that the command line asks for."""
+    from properties.jobs import Selection
+
+    names = (config.getoption(f"oracles_{what}") for what in ("op", "mode", "law", "dtype"))
+    return Selection(*map(tuple, names))
 
 
 def _changed(config: pytest.Config) -> "Changed | None":
@@ -166,12 +181,10 @@ def subject(request: pytest.FixtureRequest) -> "Subject":
     from properties.device import activate
     from properties.laws import Subject
     from properties.targets import load
-    from properties.targets.ledger import read
 
     option = request.config.getoption
     target, device = option("oracles_target"), activate(option("oracles_device"))
-    ledger = read(option("oracles_ledger"), target, device.type)
-    return Subject(load(target, device), device, ledger, quick=True)
+    return Subject(load(target, device), device, request.config.stash[_LEDGER], quick=True)
 
 
 @pytest.fixture

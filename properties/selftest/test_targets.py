@@ -25,7 +25,7 @@ from torch.overrides import BaseTorchFunctionMode
 from torch.utils._python_dispatch import BaseTorchDispatchMode
 
 import reference
-from properties import scope, simulator
+from properties import scope, session, simulator
 from properties.cases.case import Case
 from properties.cases.extents import ORDINARY
 from properties.cases.strategies import cases
@@ -541,6 +541,30 @@ def test_a_target_that_states_something_else_is_named(
     monkeypatch.setattr(sys.modules[__name__], "mine", lambda device: made(), raising=False)
     with pytest.raises(ValueError, match=f"^target: {told}"):
         load(f"{__name__}:mine", CPU)
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "told"),
+    [
+        ("op", ["nope"], "op: 'nope', expected one of linear_attn, gla"),
+        ("mode", ["nope"], "mode: 'nope', expected one of "),
+        ("law", ["nope"], "law: 'nope', expected one of differential"),
+        ("dtype", ["int8"], "dtype: 'int8', expected one of float32"),
+        ("target", "nope", "target: 'nope', expected one of ours"),
+        ("ledger", "nope", "ledger: 'nope', expected a file"),
+    ],
+)
+def test_pytest_refuses_an_unknown_name_before_it_collects(
+    option: str,
+    value: object,
+    told: str,
+    pytestconfig: pytest.Config,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(pytestconfig.option, f"oracles_{option}", value)
+    with pytest.raises(pytest.UsageError, match=f"^{told}"):
+        session.pytest_configure(pytestconfig)
 
 
 def _normalized(change: Callable[[Tensor], Tensor]) -> Adapter:

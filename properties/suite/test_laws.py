@@ -11,20 +11,16 @@ from hypothesis import seed, settings
 
 from properties.cases.case import Case
 from properties.device import activate
-from properties.jobs import Job, Selection, examples, hypothesis_test, raised
+from properties.jobs import Job, examples, hypothesis_test, raised
 from properties.laws import Subject, Violation
-from properties.session import RUN, TIMES_ITS_SHARE
+from properties.session import RUN, TIMES_ITS_SHARE, selection
 from properties.targets import load
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     option = metafunc.config.getoption
-    names = (tuple(option(f"oracles_{name}")) for name in ("op", "mode", "law", "dtype"))
-    try:
-        target = load(option("oracles_target"), activate(option("oracles_device")))
-        jobs = Selection(*names).jobs(target)
-    except ValueError as error:
-        raise pytest.UsageError(str(error)) from error
+    target = load(option("oracles_target"), activate(option("oracles_device")))
+    jobs = selection(metafunc.config).jobs(target)
     metafunc.parametrize("job", jobs, ids=[job.name for job in jobs])
 
 
