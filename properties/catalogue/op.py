@@ -82,6 +82,7 @@ class Argument:
         dtype: "case" for that of the activations, "float32", "either" of these, "bool", or "index"
             for integers.
         fill: fills a tensor of integers; None for numbers, which a recipe fills.
+        takes_none: the op needs it, and an implementation gives None a meaning of its own.
     """
 
     name: str
@@ -91,6 +92,7 @@ class Argument:
     differentiable: bool = True
     dtype: str = "case"
     fill: Fill | None = None
+    takes_none: bool = False
 
 
 @dataclass(frozen=True)

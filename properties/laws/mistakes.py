@@ -1,7 +1,8 @@
 """The bad calls that follow from the declaration of an op, which the law `rejection` makes.
 
 Each tensor gets another rank, another dtype, and along each shared dim another size, alone and
-together with all tensors of that dim; each option gets its declared bad values.
+together with all tensors of that dim; None stands for a tensor that the op needs; each option gets
+its declared bad values.
 """
 
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ SIZES = "a tensor of another size"
 RANK = "a tensor of another rank"
 DTYPE = "a tensor of another dtype"
 BOUNDARIES = "a tensor of boundaries that do not fit"
+ABSENT = "None for a tensor"
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,10 @@ def mistakes(op: Op, case: Case, inputs: Inputs) -> Iterator[Mistake]:
             continue
         yield Mistake(f"{name} of integers", {name: x.to(torch.int32)}, (name,), kind=DTYPE)
         yield Mistake(f"{name} in float64", {name: x.double()}, (name,), False, DTYPE)
+    for argument in op.arguments:
+        if not (argument.optional or argument.takes_none):
+            name = argument.name
+            yield Mistake(f"{name}=None", {name: None}, (name,), kind=ABSENT)
     yield from _mixed_dtypes(op, tensors)
     dims = {n: dims_of(op, n) for n in tensors}
     alike = [[n for n in dims if dims[n] == those] for those in dict.fromkeys(dims.values())]

@@ -64,13 +64,14 @@ def _expect_refusals(run: Run) -> None:
 def _in_turn(op: Op, case: Case, inputs: Inputs) -> list[Mistake]:
     """All mistakes, in an order of the case's own: each kind is as likely to come first.
 
-    The law ends with the first that is not refused, which would hide all others.
+    The law ends with the first that is not refused, which would hide all others. A place follows
+    from the name, so that another mistake in the list moves none.
     """
-    each = [*mistakes(op, case, inputs)]
-    drawn = Random(case.seed)
-    drawn.shuffle(each)
-    turn = {kind: drawn.random() for kind in dict.fromkeys(_kind(one) for one in each)}
-    return sorted(each, key=lambda one: turn[_kind(one)])
+
+    def place(name: str) -> float:
+        return Random(f"{case.seed} {name}").random()
+
+    return sorted(mistakes(op, case, inputs), key=lambda m: (place(_kind(m)), place(m.what)))
 
 
 def _kind(mistake: Mistake) -> str:

@@ -44,6 +44,7 @@ class Implementation:
     Args:
         function: takes the op's arguments by the same names and meaning, and returns its outputs in
             order. Arguments that its signature lacks are never drawn, and are reported as missing.
+            A parameter with the default None may be None, also where the op needs a tensor.
         whole: the catalogue's op → the op as the library has it, if that returns more, such as
             another row of a state. The oracle then defines the rest, and its gradients count.
         conventions: what `function` translates because the library means something else, a sentence
@@ -134,11 +135,19 @@ class Implementation:
         def differentiable(name: str) -> bool:
             return not self.forward_only and name not in self.constants
 
+        def takes_none(name: str) -> bool:
+            parameter = self._parameters().get(name)
+            return parameter is not None and parameter.default is None
+
         return replace(
             op,
             modes=(Mode(mode),),
             arguments=tuple(
-                replace(a, differentiable=a.differentiable and differentiable(a.name))
+                replace(
+                    a,
+                    differentiable=a.differentiable and differentiable(a.name),
+                    takes_none=takes_none(a.name),
+                )
                 for a in op.arguments
                 if self.has(a.name)
             ),

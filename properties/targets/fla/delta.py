@@ -251,8 +251,8 @@ MODES: Modes = {
         **each("gdn2", "fused_recurrent", theirs=_GATES_OF_GDN2, forward_only=True),
     },
     "comba": {
-        **each("comba", "chunk", needs=("beta",), telescopes=values_telescope),
-        **each("comba", "fused_recurrent", forward_only=True),
+        **each("comba", "chunk", needs=("beta",), replaces=("p",), telescopes=values_telescope),
+        **each("comba", "fused_recurrent", replaces=("p",), forward_only=True),
     },
     "gated_oja_rule": {
         **each("gated_oja_rule", "chunk", bounds=WIDE, telescopes=_values_channels_telescope),

@@ -51,6 +51,7 @@ class Mode:
         ours: arguments that it lacks and `call` handles.
         without: arguments of the same name with another meaning.
         needs: arguments that default to None and that its docstring does not call optional.
+        replaces: tensors without a default that it replaces by another where they are None.
         fixed: what it passes for arguments of fla that the op lacks.
         since: the first release that has it, if the function is older.
         The rest as in `Implementation`.
@@ -63,6 +64,7 @@ class Mode:
     ours: tuple[str, ...] = ()
     without: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
+    replaces: tuple[str, ...] = ()
     fixed: Mapping[str, Any] = field(default_factory=dict)
     since: tuple[int, ...] = ()
     tokens: int = 0
@@ -124,7 +126,12 @@ class Mode:
             forget_the_gpu()
             return self.call(kernel, {**call, **self.fixed})
 
-        parameters = [Parameter(name, Parameter.KEYWORD_ONLY, default=None) for name in names]
+        needed = {a.name for a in op.arguments if not a.optional and self._requires(kernel, a.name)}
+        needed -= {*self.replaces}
+        parameters = [
+            Parameter(n, Parameter.KEYWORD_ONLY, default=Parameter.empty if n in needed else None)
+            for n in names
+        ]
         function.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
         return function
 
