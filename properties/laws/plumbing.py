@@ -14,7 +14,7 @@ from properties.cases.case import Case
 from properties.cases.inputs import Inputs, Results
 from properties.cases.tensors import shape, sizes
 from properties.catalogue.op import Op, Option
-from properties.laws.expect import expect_identical, fail, is_right
+from properties.laws.expect import expect_identical, expect_same, fail, is_right
 from properties.laws.law import Law, Run, within_bounds
 from properties.verdict.oracle import oracle_results
 
@@ -36,16 +36,36 @@ def check(run: Run) -> float:
     first = run.call(inputs)
     for name in case.float32:
         _expect_all_digits_are_read(run, inputs, name, first)
+    worst = _compare_with_less(run, inputs, first)
+    if option is not None:
+        _expect_an_effect(run, inputs, other, option, first)
+    return worst
+
+
+def _compare_with_less(run: Run, inputs: Inputs, first: Results) -> float:
+    """Compare a call with one that asks for no additional output."""
+    op, case = run.op, run.case
     unasked = {o.name: False for o in op.options if o.auxiliary and o.name in inputs.options}
-    if unasked and within_bounds(op, replace(case, options={**case.options, **unasked})):
-        got = run.call(inputs.with_options(**unasked))
-        asked = {o.name for o in op.outputs if o.asked_by in unasked}
-        want = {name: y for name, y in first.items() if name not in asked}
-        against = f"the call with {', '.join(unasked)}"
-        if run.compares_bits:
-            expect_identical(run, got, want, against)
-    if option is None:
+    less = run.on(replace(case, options={**case.options, **unasked}))
+    if not unasked or not within_bounds(op, less.case):
         return 0.0
+    fewer = inputs.with_options(**unasked)
+    asked = {o.name for o in op.outputs if o.asked_by in unasked}
+    want = {name: y for name, y in first.items() if name not in asked}
+    against = f"the call with {', '.join(unasked)}"
+    return expect_same(less, fewer, {}, less.call(fewer), want, against)
+
+
+def _expect_an_effect(
+    run: Run, inputs: Inputs, other: Inputs, option: Option, first: Results
+) -> None:
+    """Check that an option changes what it changes in the oracle, and no later call without it.
+
+    Args:
+        other: the inputs with the option at its default.
+        first: the results for `inputs`.
+    """
+    op = run.op
     different = run.call(other)
     again = run.call(inputs)
     against = f"the same call before one with the default of {option.name}"
@@ -57,9 +77,8 @@ def check(run: Run) -> float:
         ignored = _far_apart(*told) and torch.equal(y, different[name])
         # What cancels to a few of its last digits may be 0 with any option.
         if ignored and not (is_right(run, inputs, first) and is_right(run, other, different)):
-            text = f"{option.name}={_value(case, option)!r} gives the same {name} as its default"
-            fail(run, text)
-    return 0.0
+            value = _value(run.case, option)
+            fail(run, f"{option.name}={value!r} gives the same {name} as its default")
 
 
 def _expect_all_digits_are_read(run: Run, inputs: Inputs, name: str, first: Results) -> None:

@@ -724,6 +724,18 @@ class _Odd(Exception):
         return super().__getattribute__(name)
 
 
+@pytest.mark.parametrize("bitwise", [False, True])
+def test_a_flag_that_changes_another_output_is_seen(bitwise: bool) -> None:
+    def attention(q: Tensor, k: Tensor, v: Tensor, *, return_lse: bool = False) -> Any:
+        o, lse = reference.attention(q, k, v, return_lse=return_lse)
+        return (o, lse) if return_lse else (o / 2, None)
+
+    adapter = Adapter({"attention": {"some": attention}}, bitwise=bitwise)
+    case = replace(PLAIN, mode="some", options={"return_lse": True})
+    with pytest.raises(Violation, match=r"^plumbing does not hold .*: o differs from the "):
+        judge("plumbing", case, Subject(adapter, CPU))
+
+
 def test_an_exception_of_an_odd_type_is_told_as_it_is() -> None:
     def refuse(y: Tensor) -> Tensor:
         raise _Odd
