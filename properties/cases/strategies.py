@@ -215,6 +215,8 @@ def _recipes(op: Op, case: Case, extent: Extent) -> list[str]:
     return [*recipes, *gates, *runs, *runs, *(gates * 2 if "tokens" in extent else ())]
 
 
+# Whether an option is left at its default.
+_LEFT = any_of(True, False, False)
 # Tokens per tile of a kernel that does not say.
 _USUAL_TILES = (16, 32, 64, 128)
 _WIDEST = (40, 257, 320, 511, 512, 576)
@@ -249,7 +251,9 @@ def _with_arguments(draw: DrawFn, op: Op, mode: Mode, case: Case) -> tuple[Case,
     numbers = []
     for option in op.options:
         if option.name not in mode.refuses:
-            value = draw(option.draw(case))
+            # Most of what may be drawn is not the default, and most calls ask for little.
+            left = option.default is None and not option.number and draw(_LEFT)
+            value = None if left else draw(option.draw(case))
             if option.number or not (value is None or isinstance(value, bool | str)):
                 numbers.append(option)
                 value = option.default
