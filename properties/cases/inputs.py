@@ -46,9 +46,9 @@ class Inputs:
     def given(self, tensors: Mapping[str, Tensor] | None = None) -> dict[str, Any]:
         """Return every argument by name, with these tensors or with others in their place."""
         own = self.tensors if tensors is None else tensors
-        return {**own, **{name: self.shared(name, own) for name in self.same}, **self.options}
+        return {**own, **{name: self.twin(name, own) for name in self.same}, **self.options}
 
-    def shared(self, name: str, tensors: Mapping[str, Tensor]) -> Tensor:
+    def twin(self, name: str, tensors: Mapping[str, Tensor]) -> Tensor:
         """Return an argument that is another's tensor, or its first channels."""
         x, channels = tensors[self.same[name]], self.channels.get(name)
         return x if channels is None else x[..., :channels]

@@ -57,7 +57,7 @@ LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
     for layout in (contiguous, heads_first, sliced, strided, misaligned, expanded, repeated)
 }
 # Layouts in which several elements share an address.
-SHARING = ("expanded", "repeated")
+OVERLAPPING = ("expanded", "repeated")
 
 
 def _unread(x: Tensor) -> float:

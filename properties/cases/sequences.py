@@ -91,16 +91,16 @@ def _beside_each_other(parts: list[Tensor], axis: int) -> list[Tensor]:
     ]
 
 
-def shared_gradients(op: Op, case: Case) -> set[str]:
-    """Return the gradients that sum over sequences: those of arguments shared by all sequences."""
+def summed_gradients(op: Op, case: Case) -> set[str]:
+    """Return the gradients that sum over sequences: those of arguments that all of them read."""
 
-    def shared(argument: Argument) -> bool:
+    def of_all(argument: Argument) -> bool:
         # Packed sequences have parts of their own in a matrix of all tokens.
         parts = case.packed and "#" in argument.dims
         own = {"T", "S"} if parts else {"B", "N"}
         return not own & {*own_dims(op, case, argument.name)}
 
-    return {f"d{a.name}" for a in op.arguments if shared(a)}
+    return {f"d{a.name}" for a in op.arguments if of_all(a)}
 
 
 def tensors_of(op: Op, inputs: Inputs) -> Results:

@@ -16,7 +16,7 @@ from hypothesis.strategies import SearchStrategy
 from torch import Tensor
 
 from properties.cases.case import Case
-from properties.cases.layouts import SHARING, relaid
+from properties.cases.layouts import OVERLAPPING, relaid
 
 Drawn = Mapping[str, Any]
 # Ids may be any numbers from 0 on: the largest of a dtype, and those that are equal in 32 bits.
@@ -122,7 +122,7 @@ def build(
 
     made = {name: value(name, rule) for name, rule in rules.items() if name != "of_heads"}
     layout = case.layout_of("structure")
-    if layout in SHARING:
+    if layout in OVERLAPPING:
         return made
     return {n: relaid(x, layout) if isinstance(x, torch.Tensor) else x for n, x in made.items()}
 

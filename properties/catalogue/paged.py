@@ -11,7 +11,7 @@ from torch import Generator, Tensor
 import reference
 from properties.cases.case import Case
 from properties.cases.inputs import Inputs
-from properties.cases.layouts import SHARING
+from properties.cases.layouts import OVERLAPPING
 from properties.catalogue.declare import declare
 from properties.catalogue.draws import NO_NUMBERS, count, seldom_none
 from properties.catalogue.op import BadCall, Mode, Option, Role
@@ -102,7 +102,7 @@ def _finish(case: Case, sizes: Mapping[str, int], tensors: dict[str, Tensor]) ->
     unread = ~_read(case, tensors, sizes["P"]).to(tensors["k_pages"].device)
     for name in ("k_pages", "v_pages", "k_scale", "v_scale"):
         x = tensors.get(name)
-        if x is not None and not case.same and case.layout_of(name) not in SHARING:
+        if x is not None and not case.same and case.layout_of(name) not in OVERLAPPING:
             mask = unread.view(*unread.shape, *[1] * (x.dim() - 2))
             tensors[name] = x.masked_fill(mask, torch.nan)
     return tensors

@@ -13,7 +13,7 @@ from torch import Tensor
 import reference
 from properties.cases.case import Case
 from properties.cases.inputs import Inputs
-from properties.cases.layouts import SHARING
+from properties.cases.layouts import OVERLAPPING
 from properties.catalogue.declare import declare
 from properties.catalogue.draws import NO_COUNTS
 from properties.catalogue.op import BadCall, Mode, Option, Role
@@ -108,7 +108,7 @@ def _settle(case: Case) -> Case:
     pairs = min(case.dims["P"], case.dims["D"] // 2)
     float32 = ("cos", "sin") if "cos" in case.float32 else ()
     options = dict(case.options)
-    if case.layout_of("x") in SHARING and "inplace" in options:
+    if case.layout_of("x") in OVERLAPPING and "inplace" in options:
         options["inplace"] = False
     offsets = options.get("seqlen_offsets")
     if isinstance(offsets, (list, tuple)) and len(offsets) != case.sequences:

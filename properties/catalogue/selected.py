@@ -12,7 +12,7 @@ from torch import Generator, Tensor
 import reference
 from properties.cases.case import Case
 from properties.cases.inputs import Inputs
-from properties.cases.layouts import SHARING
+from properties.cases.layouts import OVERLAPPING
 from properties.catalogue.declare import LOGITS, declare
 from properties.catalogue.draws import count, head_dims
 from properties.catalogue.op import BadCall, Mode, Role
@@ -105,7 +105,7 @@ def _apart(case: Case) -> Case:
 def _settle(case: Case) -> Case:
     """A token repeated in all sequences would select blocks that not all of them have."""
     case = _apart(case)
-    if case.packed and case.layout_of("indices") in SHARING:
+    if case.packed and case.layout_of("indices") in OVERLAPPING:
         return replace(case, layouts={**case.layouts, "indices": "contiguous"})
     return case
 

@@ -11,7 +11,7 @@ import reference
 from properties.cases import structures
 from properties.cases.case import Case
 from properties.cases.inputs import Inputs
-from properties.cases.layouts import SHARING
+from properties.cases.layouts import OVERLAPPING
 from properties.catalogue.declare import LOGITS, declare
 from properties.catalogue.draws import NO_NUMBERS, WINDOW
 from properties.catalogue.op import BadCall, Mode, Option, Role
@@ -198,7 +198,7 @@ def _of_no_keys(
     tensors = dict(tensors)
     for o, lse in (("o_a", "lse_a"), ("o_b", "lse_b")):
         # Elements that share an address share what it holds.
-        if not case.same and not {case.layout_of(o), case.layout_of(lse)} & {*SHARING}:
+        if not case.same and not {case.layout_of(o), case.layout_of(lse)} & {*OVERLAPPING}:
             nothing = (tensors[lse] == -torch.inf).transpose(1, 2)[..., None]
             tensors[o] = tensors[o].masked_fill(nothing, torch.nan)
     return tensors

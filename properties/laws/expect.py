@@ -55,7 +55,7 @@ def compare_with_oracle(
     got = {name: x.cpu() for name, x in got.items()}
     left_out = {name: x.cpu() for name, x in (left_out or {}).items()}
     parts = gradient_parts(op, inputs, cotangents)
-    for name in _shared(case, got):
+    for name in _overflowing_twins(case, got):
         left_out[name] = ~got[name].isfinite() & _near_infinity(parts[name])
     for name, mask in left_out.items():
         got[name] = torch.where(mask, want[name].to(got[name]), got[name])
@@ -152,7 +152,7 @@ def expect_identical(
         Violation: a result differs or is missing.
     """
     got, want = _matched(run, got, want)
-    for name in _shared(run.case, got):
+    for name in _overflowing_twins(run.case, got):
         alike = got[name].isnan() & want[name].isnan()
         got[name], want[name] = (x.masked_fill(alike, 0.0) for x in (got[name], want[name]))
     if normal:
@@ -181,7 +181,7 @@ def expect_same(
     return 0.0
 
 
-def _shared(case: Case, got: Results) -> list[str]:
+def _overflowing_twins(case: Case, got: Results) -> list[str]:
     """The float16 gradients, not all finite, of tensors that are two arguments: autograd adds two
     parts, of which one or both may be infinite where the sum is not.
     """

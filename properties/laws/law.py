@@ -12,7 +12,7 @@ from properties.cases import structures
 from properties.cases.calls import outputs_and_gradients
 from properties.cases.case import Case
 from properties.cases.inputs import Inputs, Results
-from properties.cases.layouts import SHARING
+from properties.cases.layouts import OVERLAPPING
 from properties.cases.tensors import build, build_cotangents
 from properties.catalogue.op import Function, Op
 from properties.device import claiming, configured
@@ -195,11 +195,11 @@ def within_bounds(op: Op, case: Case) -> bool:
 
 
 def with_own_elements(case: Case) -> Case:
-    """The case without layouts in which several elements share an address."""
-    kept = {n: layout for n, layout in case.layouts.items() if layout not in SHARING}
-    if case.layout not in SHARING and len(kept) == len(case.layouts):
+    """The case without layouts in which elements overlap."""
+    kept = {n: layout for n, layout in case.layouts.items() if layout not in OVERLAPPING}
+    if case.layout not in OVERLAPPING and len(kept) == len(case.layouts):
         return case
-    layout = "contiguous" if case.layout in SHARING else case.layout
+    layout = "contiguous" if case.layout in OVERLAPPING else case.layout
     return replace(case, layout=layout, layouts=kept)
 
 

@@ -74,7 +74,7 @@ def mistakes(op: Op, case: Case, inputs: Inputs) -> Iterator[Mistake]:
         for bad in option.bad:
             yield Mistake(f"{option.name}={bad!r}", {option.name: bad}, (option.name,))
     if any(option.name == "inplace" for option in op.options):
-        yield from _shared_in_place(op, tensors)
+        yield from _overlapping_in_place(op, tensors)
     for name in op.packed_by:
         if name in inputs.tensors:
             yield from _bad_boundaries(name, inputs.tensors[name])
@@ -105,7 +105,7 @@ def _mixed_dtypes(op: Op, tensors: dict[str, Tensor]) -> Iterator[Mistake]:
         yield Mistake(f"{name} in another dtype", {name: x.to(other)}, tuple(names), kind=DTYPE)
 
 
-def _shared_in_place(op: Op, tensors: dict[str, Tensor]) -> Iterator[Mistake]:
+def _overlapping_in_place(op: Op, tensors: dict[str, Tensor]) -> Iterator[Mistake]:
     """Pass a tensor that is written in place with one element for all along each axis in turn, or
     with slices that share their first and last elements.
     """
@@ -115,8 +115,8 @@ def _shared_in_place(op: Op, tensors: dict[str, Tensor]) -> Iterator[Mistake]:
         if size > 1 and x.numel():
             for step in {0, x.stride(axis) - 1}:
                 strides = (*x.stride()[:axis], step, *x.stride()[axis + 1 :])
-                shared = {name: x.as_strided(x.shape, strides), "inplace": True}
-                yield Mistake(f"inplace of {name}, strides {strides}", shared, ("inplace",))
+                overlapping = {name: x.as_strided(x.shape, strides), "inplace": True}
+                yield Mistake(f"inplace of {name}, strides {strides}", overlapping, ("inplace",))
 
 
 def _longer(x: Tensor, axis: int) -> Tensor:

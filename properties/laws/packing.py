@@ -3,9 +3,9 @@
 Without one, an op may take another tile for many sequences; then its results are held to the error
 budget.
 
-A gradient shared by all sequences is a sum whose order may change, so it is held to the error
-budget. A sequence of NaN must change no bit of its neighbours, which catches reads past a sequence
-even if they are multiplied by 0.
+A gradient that sums over sequences may do so in another order, so it is held to the error budget. A
+sequence of NaN must change no bit of its neighbours, which catches reads past a sequence even if
+they are multiplied by 0.
 """
 
 from dataclasses import replace
@@ -17,7 +17,7 @@ from properties.cases import structures
 from properties.cases.case import Case
 from properties.cases.inputs import Inputs, Results
 from properties.cases.layouts import relaid
-from properties.cases.sequences import dims_of, join, separate, shared_gradients, spans, tensors_of
+from properties.cases.sequences import dims_of, join, separate, spans, summed_gradients, tensors_of
 from properties.catalogue.kinds import has
 from properties.catalogue.op import Op, Role
 from properties.laws.expect import compare_with_oracle, expect_identical
@@ -39,8 +39,8 @@ def check(run: Run) -> float:
         options = {**inputs.options, **_offset_of(case, n), **_structure_of(run, n)}
         alone = replace(inputs, tensors=tensors[n], options=options)
         apart.append(run.call(alone, of_each[n]))
-    shared = shared_gradients(op, case) & set(together)
-    names = [name for name in together if name not in shared]
+    sums = summed_gradients(op, case) & set(together)
+    names = [name for name in together if name not in sums]
     _expect_no_neighbour(run, inputs, cotangents, together, names)
     alone_joined = join(op, case, [{name: one[name] for name in names} for one in apart])
     # A projection is a matrix product of PyTorch, whose bits depend on the number of rows.
@@ -48,11 +48,11 @@ def check(run: Run) -> float:
     if run.compares_bits and not by_count:
         got = {name: together[name] for name in names}
         expect_identical(run, got, alone_joined, "each sequence alone")
-        if not shared:
+        if not sums:
             return 0.0
-    sums = {name: summed(one[name] for one in apart) for name in shared}
-    got = {**alone_joined, **{name: total for name, (total, _) in sums.items()}}
-    left_out = {name: infinite for name, (_, infinite) in sums.items()}
+    totals = {name: summed(one[name] for one in apart) for name in sums}
+    got = {**alone_joined, **{name: total for name, (total, _) in totals.items()}}
+    left_out = {name: infinite for name, (_, infinite) in totals.items()}
     return compare_with_oracle(run, inputs, cotangents, got, left_out)
 
 

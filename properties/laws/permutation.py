@@ -1,7 +1,7 @@
 """Permuting batch rows, sequences or heads permutes the results.
 
-A gradient shared by all sequences or heads is a sum whose order may change, so it is held to the
-error budget.
+A gradient that sums over sequences or heads may do so in another order, so it is held to the error
+budget.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from torch import Tensor
 from properties.cases import structures
 from properties.cases.case import Case
 from properties.cases.inputs import Inputs, Results
-from properties.cases.sequences import join, own_dims, separate, shared_gradients, tensors_of
+from properties.cases.sequences import join, own_dims, separate, summed_gradients, tensors_of
 from properties.cases.tensors import boundaries
 from properties.catalogue.op import Op
 from properties.laws.expect import compare_with_oracle, expect_identical
@@ -45,9 +45,9 @@ def check(run: Run) -> float:
     results = run.on(moved).call(others, permuted)
     back = _permuted(op, moved, results, order.argsort(), heads.argsort())
 
-    summed = {f"d{name}" for name, ones in case.broadcast.items() if "H" in ones}
-    shared = (shared_gradients(op, case) | summed) & set(plain)
-    names = [name for name in plain if name not in shared]
+    over_heads = {f"d{name}" for name, ones in case.broadcast.items() if "H" in ones}
+    sums = (summed_gradients(op, case) | over_heads) & set(plain)
+    names = [name for name in plain if name not in sums]
     if run.compares_bits:
         expect_identical(
             run,
@@ -55,7 +55,7 @@ def check(run: Run) -> float:
             {name: plain[name] for name in names},
             f"sequences in order {order.tolist()} and heads in order {heads.tolist()}",
         )
-        if not shared:
+        if not sums:
             return 0.0
     return compare_with_oracle(run, inputs, cotangents, back)
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from properties.cases.case import Case
 from properties.cases.inputs import Inputs, Results
-from properties.cases.sequences import join, separate, shared_gradients, tensors_of
+from properties.cases.sequences import join, separate, summed_gradients, tensors_of
 from properties.cases.tensors import boundaries
 from properties.catalogue import OPS
 from properties.catalogue.kinds import groups_heads, is_delta
@@ -118,7 +118,7 @@ def test_sequences_are_computed_alike_wherever_they_lie(
     incoming = _over_and_over(op, case, cotangents, times)
     got = subject.run(op, many, _repeated(op, case, inputs, times, gpu), incoming)
     # The gradient of a shared argument sums over sequences.
-    for name in want.keys() - shared_gradients(op, case):
+    for name in want.keys() - summed_gradients(op, case):
         same = _over_and_over(op, case, {name: want[name]}, times)[name]
         assert torch.equal(got[name], same), f"{name}: {_differing(got[name], same)}"
         del same, got[name]

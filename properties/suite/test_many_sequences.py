@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from properties.cases.case import Case
-from properties.cases.sequences import join, separate, shared_gradients, tensors_of
+from properties.cases.sequences import join, separate, summed_gradients, tensors_of
 from properties.cases.tensors import build, build_cotangents
 from properties.catalogue import OPS
 from properties.laws import Subject
@@ -29,7 +29,7 @@ def test_a_pack_of_many_sequences_is_its_parts(name: str, mode: str, subject: Su
     got = subject.run(op, case, inputs, cotangents)
     pieces = separate(op, case, tensors_of(op, inputs))
     of_pieces = separate(op, case, cotangents)
-    each = separate(op, case, {n: x for n, x in got.items() if n not in shared_gradients(op, case)})
+    each = separate(op, case, {n: x for n, x in got.items() if n not in summed_gradients(op, case)})
     for start in range(len(lengths) // 2, len(lengths), _OF_A_PART):
         part = slice(start, start + _OF_A_PART)
         own = replace(case, lengths=lengths[part])

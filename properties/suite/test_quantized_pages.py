@@ -13,7 +13,7 @@ import kernels
 import reference
 from properties.cases.case import Case
 from properties.cases.extents import ORDINARY
-from properties.cases.layouts import SHARING
+from properties.cases.layouts import OVERLAPPING
 from properties.cases.strategies import cases
 from properties.catalogue import OPS, Op
 from properties.laws import LAWS, Subject
@@ -58,7 +58,7 @@ def quantized(dtype: torch.dtype, granularity: str) -> Op:
             case,
             given=given,
             float32=tuple(dict.fromkeys((*case.float32, *SCALES))),
-            layout="contiguous" if case.layout in SHARING else case.layout,
+            layout="contiguous" if case.layout in OVERLAPPING else case.layout,
             layouts={n: x for n, x in case.layouts.items() if n not in plain},
             same={},
             earlier=None,

@@ -48,7 +48,7 @@ def gradient_parts(op: Op, inputs: Inputs, cotangents: Results) -> Results:
             together.setdefault(other, [other]).append(n)
     if not together or not cotangents:
         return {}
-    alone = {n: inputs.shared(n, inputs.tensors).clone() for n in inputs.same}
+    alone = {n: inputs.twin(n, inputs.tensors).clone() for n in inputs.same}
     apart = replace(
         inputs,
         tensors={**inputs.tensors, **alone},

@@ -19,10 +19,10 @@ from kernels.cache import (
     QuantizedCache,
     SlidingWindowCache,
 )
-from properties.cases.layouts import LAYOUTS, SHARING, relaid
+from properties.cases.layouts import LAYOUTS, OVERLAPPING, relaid
 from properties.suite.caches.machine import CONTIGUOUS, Call, KVMachine
 
-OWN_MEMORY = sorted(set(LAYOUTS) - {*SHARING})
+OWN_MEMORY = sorted(set(LAYOUTS) - {*OVERLAPPING})
 _BETWEEN = "pages of another layer between"
 
 
