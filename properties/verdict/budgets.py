@@ -127,16 +127,10 @@ def budgets(
     bounds: list[dict[str, Tensor]] = []
     spreads: dict[str, Spread] = {}
     if absolute is not None:
-        bounds.append(_magnitude_bounds(absolute, tensors, want, how, largest))
+        bounds.append(_magnitude_bounds(absolute, tensors, values, how, largest))
     if "sigma" in applying:
         spreads = sigma(oracle, tensors, want, how, size=size, steps=steps, draws=draws, seed=seed)
-        for telescope in how.telescopes:
-            errors = {name: spread.sigma for name, spread in spreads.items()}
-            inherited = telescope.sum_of_errors(values, errors, power=2)
-            own = spreads[telescope.gradient]
-            total = torch.hypot(own.sigma, inherited)
-            # The limit of its loss is then unknown.
-            spreads[telescope.gradient] = replace(own, sigma=total, loss_limit=math.inf)
+        spreads = _with_telescopes(spreads, values, how)
         bounds.append(_sigma_bounds(spreads, how, largest))
     made = {}
     for name, y in want.items():
@@ -158,20 +152,35 @@ def budgets(
     return made
 
 
+def _with_telescopes(
+    spreads: Mapping[str, Spread], values: Tensors, how: Computation
+) -> dict[str, Spread]:
+    """Add the errors that remain of the sums whose difference a result is."""
+    enlarged = dict(spreads)
+    for telescope in how.telescopes:
+        errors = {name: spread.sigma for name, spread in enlarged.items()}
+        inherited = telescope.sum_of_errors(values, errors, power=2)
+        own = enlarged[telescope.gradient]
+        total = torch.hypot(own.sigma, inherited)
+        # The limit of its loss is then unknown.
+        enlarged[telescope.gradient] = replace(own, sigma=total, loss_limit=math.inf)
+    return enlarged
+
+
 def _magnitude_bounds(
     absolute: OracleFunction,
     tensors: Tensors,
-    want: Tensors,
+    values: Tensors,
     how: Computation,
     largest: Mapping[str, float],
 ) -> dict[str, Tensor]:
+    """Bound each result that has a `largest` value, given the values of tensors and results."""
     decay = chunk_decay(tensors, how.gates) + CHUNK * how.constant_decay
     steps = how.terms if how.constant_decay else 0
     factor = magnitude_factor(how.precision, how.terms, decay, alike=how.alike, steps=steps)
     Y = magnitude(absolute, tensors, gates=how.gates)
-    bounds = {name: factor * Y[name] + largest[name] * how.precision.underflow for name in want}
+    bounds = {name: factor * Y[name] + largest[name] * how.precision.underflow for name in largest}
     for telescope in how.telescopes:
-        values = {**tensors, **want}
         bounds[telescope.gradient] += telescope.sum_of_errors(values, bounds, power=1)
     return bounds
 
