@@ -212,4 +212,4 @@ def check_boundaries(name: str, cu_seqlens: Tensor | None, tokens: int) -> int:
             )
     if bounds[-1] != tokens:
         raise ValueError(f"{name}: ends at {bounds[-1]}, expected the {tokens} tokens given")
-    return max((stop - start for start, stop in pairwise(bounds)), default=0)
+    return max(stop - start for start, stop in pairwise(bounds))

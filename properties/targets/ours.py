@@ -33,16 +33,16 @@ class Ours(Target):
     contexts = tuple(CONTEXTS)
     cotangents = tuple(COTANGENTS)
 
+    def __init__(self, capability: int, claims: Sequence[Architecture] = ()) -> None:
+        self.capability = capability
+        self.claims = claims
+
     def chooses_by_count(self, op: Op, case: Case) -> bool:
         entries = tiles.TABLE.get((op.wraps or op.name, case.mode), ())
         heads = case.dims.get("H", 1) * case.dims.get("G", 1) * case.dims.get("R", 1)
         together = tiles.count_states(case.sequences, heads, max(case.dims.values()), None)
         limits = [entry.max_states for entry in entries if entry.max_states is not None]
         return case.tile is None and any(heads <= limit < together for limit in limits)
-
-    def __init__(self, capability: int, claims: Sequence[Architecture] = ()) -> None:
-        self.capability = capability
-        self.claims = claims
 
     def function(self, op: Op) -> Function:
         found: Function = getattr(kernels, op.name)
