@@ -154,10 +154,11 @@ def large_states(blank: Blank, generator: torch.Generator) -> Tensor:
 
 def late_maximum(blank: Blank, generator: torch.Generator) -> Tensor:
     """Scale the last three keys of each sequence by 4, so that the row maximum must move late, and
-    the last three steps by 16: a softplus of more than 20 may have a path of its own.
+    the last three steps by 64: a softplus of more than 20 may have a path of its own, and exp of
+    more than 88 overflows.
     """
     x = gaussian(blank, generator)
-    factor = {Role.KEY: 4, Role.STEP: 16}.get(blank.role)
+    factor = {Role.KEY: 4, Role.STEP: 64}.get(blank.role)
     if factor is not None and blank.token_axis is not None:
         for start, stop in blank.spans:
             last = slice(max(start, stop - 3), stop)
@@ -314,14 +315,15 @@ def offset(blank: Blank, generator: torch.Generator) -> Tensor:
 def uneven(blank: Blank, generator: torch.Generator) -> Tensor:
     """Draw a magnitude for each tensor: usual, around 2^-12, or 2^8 for states, values and factors.
 
-    Squares of the small ones are close to an epsilon of 1e-6.
+    Squares of the small ones are close to an epsilon of 1e-6, and 1 + exp of the logits of small
+    steps keeps few digits.
     """
     x = gaussian(blank, generator)
     size = [1.0, 2.0**-12, 2.0**8][int(torch.randint(3, (), generator=generator))]
     match blank.role:
         case Role.VALUE | Role.STATE | Role.FACTOR:
             return size * x
-        case Role.QUERY | Role.KEY:
+        case Role.QUERY | Role.KEY | Role.STEP:
             return min(size, 1.0) * x
         case _:
             return x

@@ -484,12 +484,16 @@ def test_each_recipe_has_its_feature() -> None:
     late, plain = _filled("late_maximum", Role.KEY), _filled("gaussian", Role.KEY)
     moved = (late != plain).all(-1).all(-1).all(0).nonzero().flatten().tolist()
     assert moved == [12, 13, 14, 37, 38, 39]
+    assert _filled("late_maximum", Role.STEP).max() > 89
     one_hot = _filled("one_hot_values", Role.VALUE)
     assert torch.equal(one_hot[0, :4, 0], torch.eye(4, dtype=torch.float64))
     keys, values = _filled("cancelling", Role.KEY), _filled("cancelling", Role.VALUE)
     assert torch.equal(keys[:, 0::2], keys[:, 1::2])
     left = (values[:, 0::2] + values[:, 1::2]).abs() / values[:, 0::2].abs()
     assert left.max() < 0.02
+    blank = Blank(Role.STEP, (3,), None, [])
+    steps = [RECIPES["uneven"](blank, torch.Generator().manual_seed(n)) for n in range(60)]
+    assert 10 <= sum(bool((x < 1e-3).all()) for x in steps) <= 30  # 1 + x keeps few digits of x
     blank = Blank(Role.VALUE, (3,), None, [])
     silent = [
         not RECIPES["zeros"](blank, torch.Generator().manual_seed(n)).any() for n in range(60)
