@@ -209,7 +209,7 @@ _GLA_ON_HOPPER = tuple(
         max_states=max_states,
         **_BFLOAT16_ON_HOPPER,
         kernels={
-            "within": Tile(tokens=32, keys=32, num_warps=2, num_stages=1),
+            "within": Tile(tokens=32, keys=32, num_warps=1, num_stages=1),
             "states": states,
             "outputs": Tile(tokens=32, keys=64, features=64, num_warps=2),
             "gradients": _GRADIENTS_OF_CHANNELS,
