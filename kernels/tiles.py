@@ -675,7 +675,7 @@ TABLE: dict[tuple[str, str], tuple[Entry, ...]] = {
             max_dim=128,
             **_HOPPER,
             kernels={
-                "walk_back": Tile(tokens=16, keys=64, num_warps=8, num_stages=1),
+                "walk_back": Tile(tokens=16, keys=32, num_warps=8, num_stages=1),
                 "mini_batch": Tile(tokens=16, keys=32, num_warps=2, num_stages=1),
             },
         ),
