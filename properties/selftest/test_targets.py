@@ -8,6 +8,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,9 @@ from properties import scope, session, simulator
 from properties.cases.case import Case
 from properties.cases.extents import ORDINARY
 from properties.cases.strategies import cases
+from properties.cases.tensors import build
 from properties.catalogue import OPS, Op
+from properties.catalogue.op import Argument, Role
 from properties.device import keeping_state
 from properties.jobs import Job, Selection, drawn, hypothesis_test, judge
 from properties.laws import LAWS, Subject, Violation, expect, rejection
@@ -40,6 +43,7 @@ from properties.simulator.errors import Location
 from properties.suite import test_laws
 from properties.targets import NAMES, Adapter, Implementation, Target, bounds, load
 from properties.targets.fla import library
+from properties.targets.fla.mode import neutral
 from properties.targets.ledger import KnownFailure, Ledger, Raised, Wrong, read, symptom
 
 CPU = torch.device("cpu")
@@ -1216,3 +1220,24 @@ def test_the_example_of_the_readme_runs(tmp_path: Path) -> None:
     assert "2 of 6 options drawn; not in bfloat16 or float16; only T_q = T_k where causal" in said
     assert "splitting (its second part has fewer queries than keys)" in said
     assert " passed" in said
+
+
+@pytest.mark.parametrize(
+    ("op", "argument"),
+    [
+        pytest.param(op, argument, id=f"{op.name}-{argument.name}")
+        for op in OPS.values()
+        for argument in op.arguments
+        if argument.optional
+        and argument.role in (Role.LOG_DECAY, Role.STRENGTH, Role.RATE, Role.STEP)
+    ],
+)
+def test_what_fla_is_given_for_a_tensor_left_out_changes_nothing(
+    op: Op, argument: Argument
+) -> None:
+    mode = op.modes_or_reference[0].name
+    case = op.full(mode, dict.fromkeys(op.dims, 2), (3,), packed=False)
+    inputs = build(op, op.settle(replace(case, given=(), dtype="float32")))
+    function = partial(getattr(reference, op.name), **inputs.tensors, **inputs.options)
+    filled = function(**{argument.name: neutral(op, argument, inputs.tensors)})
+    torch.testing.assert_close(filled, function())

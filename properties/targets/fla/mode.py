@@ -118,7 +118,7 @@ class Mode:
         def function(**given: Any) -> Outputs:
             for argument in required:
                 if given.get(argument.name) is None:
-                    given[argument.name] = _neutral(op, argument, given)
+                    given[argument.name] = neutral(op, argument, given)
             call = {called[name]: value for name, value in given.items()}
             if "scale" in call:
                 dim = given[op.arguments[0].name].shape[-1]
@@ -140,7 +140,7 @@ Modes = Mapping[str, Mapping[str, Mode]]
 """Op → mode → how it is called."""
 
 
-def _neutral(op: Op, argument: Argument, given: Given) -> Tensor:
+def neutral(op: Op, argument: Argument, given: Given) -> Tensor:
     """The neutral value of an optional gate or beta, in the dtype that fla's layers pass it in."""
     sizes = {
         letter: size
@@ -150,7 +150,7 @@ def _neutral(op: Op, argument: Argument, given: Given) -> Tensor:
     }
     shape = [sizes[letter] for letter in argument.dims.split()]
     first = given[op.arguments[0].name]
-    if argument.role in (Role.STRENGTH, Role.RATE):
+    if argument.role in (Role.STRENGTH, Role.RATE, Role.STEP):
         return torch.ones(shape, device=first.device, dtype=first.dtype)
     return torch.full(shape, float(argument.name == "weight"), device=first.device)
 
