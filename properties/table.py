@@ -1,11 +1,12 @@
-"""Print the table of ops, their modes and laws, or write it into a document."""
+"""Print the table of ops, their modes, laws and reach, or write it into a document."""
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from properties.catalogue import OPS, Op
+from properties.mutants.triggers import run as triggers
 
 BEGIN = "<!-- table: python -m properties.table --write properties/README.md -->"
 END = "<!-- end of table -->"
@@ -15,16 +16,32 @@ _OF_BITS = (
     "of splits (`splits`). A level contains those before\nit. Beyond the level of an op the error "
     "budget judges. A GPU's bits also depend on alignment."
 )
+_REACHED = "predicates reached: ci %, night %"
+_OF_TRIGGERS = (
+    'A predicate is about calls, such as "K = 64 and only the initial state is trained". It is '
+    "reached if a law fails\nwhen results are wrong in these calls: with the profile `ci`, and "
+    "after a night of fuzzing besides\n(`python -m properties.mutants --triggers`). An op without "
+    "numbers is not measured. Numbers age as draws and laws change;\n`git blame` of "
+    "`mutants/triggers.json` says when each was measured."
+)
 
 
 def table() -> str:
-    """Return one row per op: its modes and its laws."""
+    """Return one row per op: its modes, its laws, and their reach."""
     every = list(dict.fromkeys(law for op in OPS.values() for law in op.laws))
-    rows = [["op", "modes", "bits", "laws"], ["---"] * 4]
+    reached = triggers.read()
+    rows = [["op", "modes", "bits", "laws", _REACHED], ["---"] * 5]
     for op in OPS.values():
         modes = ", ".join(mode.name for mode in op.modes) or "none yet"
-        rows.append([f"`{op.name}`", modes, _bits(op), _laws(op.laws, every)])
-    return "\n".join([*(f"| {' | '.join(row)} |" for row in rows), "", _OF_BITS])
+        reach = _percents(reached[op.name]) if op.name in reached else ""
+        rows.append([f"`{op.name}`", modes, _bits(op), _laws(op.laws, every), reach])
+    return "\n".join([*(f"| {' | '.join(row)} |" for row in rows), "", _OF_BITS, "", _OF_TRIGGERS])
+
+
+def _percents(share: Mapping[str, int]) -> str:
+    """Rounded down: 100 means all."""
+    parts = (share[name] for name in ("ci", "night") if name in share)
+    return ", ".join(f"{1000 * part // share['predicates'] / 10}" for part in parts)
 
 
 def _bits(op: Op) -> str:

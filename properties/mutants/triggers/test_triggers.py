@@ -19,6 +19,7 @@ from properties.mutants.triggers import run
 from properties.mutants.triggers.grammar import Atom, Between, among, atoms, pairs
 from properties.mutants.triggers.planting import Reach, explore
 from properties.mutants.triggers.recording import Evaluation, Witness, hollow, record
+from properties.table import table
 from properties.targets import load
 from properties.targets.ours import Ours
 
@@ -193,7 +194,9 @@ def test_the_command_lists_missing_predicates_and_records_shares(
     assert "--record: beside --law" in capsys.readouterr().out
 
 
-def test_shares_survive_their_file(tmp_path: Path) -> None:
+def test_shares_survive_their_file_and_stand_in_the_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     known = {
         "gla": {"predicates": 2000, "ci": 1999, "night": 2000},
         "dplr": {"predicates": 3, "ci": 2},
@@ -204,6 +207,11 @@ def test_shares_survive_their_file(tmp_path: Path) -> None:
     (tmp_path / "triggers.json").write_text('{"gla": {}}')
     with pytest.raises(ValueError, match="expected a file that --triggers --record wrote"):
         run.read(tmp_path / "triggers.json")
+    monkeypatch.setattr(run, "read", lambda: known)
+    rows = {line.split("`")[1]: line for line in table().splitlines() if line.startswith("| `")}
+    assert rows["gla"].endswith("| 99.9, 100.0 |")
+    assert rows["dplr"].endswith("| 66.6 |")
+    assert rows["kda"].endswith("|  |")
 
 
 def test_pairs_use_one_half_of_their_matrix(ours: Ours) -> None:
