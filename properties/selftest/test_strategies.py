@@ -4,7 +4,7 @@ import functools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, combinations
 
 import pytest
 import torch
@@ -117,6 +117,10 @@ def test_each_condition_has_its_probability(op: Op, mode: Mode) -> None:
     pytest.fail("\n".join(short))
 
 
+def _may_be_left(option: Option, mode: Mode) -> bool:
+    return option.default is None and not option.number and option.name not in mode.refuses
+
+
 def conditions(op: Op, mode: Mode) -> Iterator[Condition]:
     """All conditions that cases of this op and mode should meet, from its declaration."""
     yield from _about_lengths(op)
@@ -133,6 +137,12 @@ def conditions(op: Op, mode: Mode) -> Iterator[Condition]:
     for option in op.options:
         if option.name not in mode.refuses and not option.auxiliary:
             yield from _about_option(option)
+    for pair in combinations((o.name for o in op.options if _may_be_left(o, mode)), 2):
+        yield Condition(
+            f"neither {' nor '.join(pair)}",
+            OFTEN,
+            lambda c, pair=pair: all(c.options.get(name) is None for name in pair),  # type: ignore[misc]
+        )
     for argument in op.arguments:
         if argument.name not in mode.refuses:
             yield from _about_argument(argument)
