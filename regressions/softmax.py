@@ -264,7 +264,7 @@ BUGS = {
         planted=Edit(
             "kernels.softmax.paged_forward",
             (
-                'base = tl.where(new_max == float("-inf"), 0.0, new_max)\n'
+                "base = finite_maximum(new_max)\n"
                 "        decay = tl.exp2(row_max - base)\n        weight"
             ),
             "base = new_max\n        decay = tl.exp2(row_max - base)\n        weight",
@@ -515,7 +515,7 @@ BUGS = {
         source="flashinfer 4051, 5262",
         pinned=pin("merge_attention", "fused", {"B": 1, "H": 3, "V": 5}, (7,), values="empty_rows"),
         planted=Edit(
-            "kernels.softmax.merge", 'top = tl.where(top == float("-inf"), 0.0, top)', "top = top"
+            "kernels.softmax.merge", "finite_maximum(tl.maximum(a, b))", "tl.maximum(a, b)"
         ),
     ),
     "merge_of_two_empty_parts": KnownBug(
@@ -533,7 +533,7 @@ BUGS = {
         ),
         planted=Edit(
             "kernels.softmax.forward",
-            'tl.where(new_max == float("-inf"), 0.0, new_max)',
+            "finite_maximum(new_max)",
             "new_max",
         ),
     ),

@@ -10,6 +10,7 @@ import triton.language as tl
 
 from kernels.softmax.gates import level_of
 from kernels.softmax.logits import (
+    finite_maximum,
     inverse_or_0,
     keys_of,
     load_gates,
@@ -58,7 +59,7 @@ def attention_terms(
     from_lse = tl.load(dlse + first_row + rows, mask=inside, other=0.0)
     row_delta = tl.sum(o_tile * do_tile, 1) - from_lse
     base = tl.load(row_maxima + first_row + rows, mask=inside, other=0.0)
-    base = tl.where(base == float("-inf"), 0.0, base)
+    base = finite_maximum(base)
     weight_sum = tl.load(weight_sums + first_row + rows, mask=inside, other=0.0)
     weight = inverse_or_0(weight_sum)
 

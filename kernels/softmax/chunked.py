@@ -7,7 +7,7 @@ from kernels.primitives.chunks import locate_chunk
 from kernels.primitives.decay import chunk_span_transposed, sum_columns
 from kernels.primitives.product import product
 from kernels.primitives.rows import load_rows
-from kernels.softmax.logits import LOG2E, load_gates
+from kernels.softmax.logits import LOG2E, finite_maximum, load_gates
 
 
 @triton.jit
@@ -106,8 +106,7 @@ def soften(products, visible, query_gate, key_gate, row_max, weight_sum, GATED: 
     """Weights before they are divided, the factor of earlier ones, and the maximum and the sum."""
     s = base2_logits(products, query_gate, key_gate, 0.0, GATED)
     new_max = tl.maximum(row_max, tl.max(tl.where(visible, s, float("-inf")), 1))
-    # A row that has seen no key has the maximum -inf; -inf - -inf would be NaN.
-    base = tl.where(new_max == float("-inf"), 0.0, new_max)
+    base = finite_maximum(new_max)
     s = base2_logits(products, query_gate, key_gate, base[:, None], GATED)
     p = tl.where(visible, tl.exp2(s), 0.0)
     shrink = tl.exp2(row_max - base)

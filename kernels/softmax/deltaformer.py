@@ -39,7 +39,7 @@ from kernels.primitives.rows import load_rows, store_rows
 from kernels.primitives.triangular import inverse_unit_lower
 from kernels.recurrence import StatelessOptions
 from kernels.softmax.chunked import dot_rows, place_in_heads
-from kernels.softmax.logits import LOG2E, inverse_or_0
+from kernels.softmax.logits import LOG2E, finite_maximum, inverse_or_0
 from kernels.softmax.pairs import pairs, shapes
 from kernels.tiles import cdiv, next_power_of_2
 
@@ -57,7 +57,7 @@ def _own_weight(own, factor, row_max, weight_sum):
 @triton.jit
 def _weights(x, factor, earlier, row_max, weight_sum):
     """The weights of the keys that are `earlier`; 0 in a row without any."""
-    base = tl.where(row_max == float("-inf"), 0.0, row_max)
+    base = finite_maximum(row_max)
     inverse = inverse_or_0(weight_sum)
     return tl.where(earlier, tl.exp2(tl.fma(x, factor, -base[:, None])), 0.0) * inverse[:, None]
 
@@ -132,7 +132,7 @@ def _read(
     x = dot_rows(q, k + on * stride_k, stride_k, stride_k, left, left, key_dim, DTYPE, C, BK)
     earlier = rows[:, None] > rows[None, :]
     new_max = tl.maximum(row_max, tl.max(tl.where(earlier, x * factor, float("-inf")), 1))
-    base = tl.where(new_max == float("-inf"), 0.0, new_max)
+    base = finite_maximum(new_max)
     shrink = tl.exp2(row_max - base)
     p = tl.where(earlier, tl.exp2(tl.fma(x, factor, -base[:, None])), 0.0)
     weight_sum = weight_sum * shrink + tl.sum(p, 1)

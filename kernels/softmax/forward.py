@@ -8,6 +8,7 @@ import triton.language as tl
 
 from kernels.softmax.logits import (
     LN2,
+    finite_maximum,
     keys_of,
     load_gates,
     load_rows,
@@ -94,8 +95,7 @@ def attention_forward(
                 if PAIRED or phase != 1:
                     s = tl.where(visible, s, float("-inf"))
                 new_max = tl.maximum(row_max, tl.max(s, 1))
-                # A row that has seen no key has the maximum -inf; -inf - -inf would be NaN.
-                base = tl.where(new_max == float("-inf"), 0.0, new_max)
+                base = finite_maximum(new_max)
                 s = logits(
                     products, query, key, shift, factor, cap, slope, query_gate, key_gate,
                     base[:, None], CAPPED, ALIBI, GATED, added, BIASED,

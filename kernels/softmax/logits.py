@@ -53,6 +53,14 @@ def load_rows(
 
 
 @triton.jit
+def finite_maximum(row_max):
+    """The row maximum to subtract from logits: 0 for the -inf of a row that has seen no key, as
+    -inf - -inf is NaN.
+    """
+    return tl.where(row_max == float("-inf"), 0.0, row_max)
+
+
+@triton.jit
 def inverse_or_0(x):
     """1 / x, and 0 where x is 0."""
     return tl.where(x == 0.0, 0.0, 1.0 / tl.where(x == 0.0, 1.0, x))

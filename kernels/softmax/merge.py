@@ -17,7 +17,7 @@ from kernels.op import op
 from kernels.primitives.layout import contiguous
 from kernels.primitives.rows import load_rows, store_rows
 from kernels.softmax.arguments import MAX_DIM
-from kernels.softmax.logits import LOG2E
+from kernels.softmax.logits import LOG2E, finite_maximum
 from kernels.tiles import cdiv, next_power_of_2
 
 
@@ -31,9 +31,7 @@ def _weights(a_ptr, b_ptr, place, inside, unit):
     """
     a = tl.load(a_ptr + place, mask=inside, other=float("-inf")).to(tl.float32)
     b = tl.load(b_ptr + place, mask=inside, other=float("-inf")).to(tl.float32)
-    top = tl.maximum(a, b)
-    # Two empty parts have no maximum to subtract: -inf - -inf is NaN.
-    top = tl.where(top == float("-inf"), 0.0, top)
+    top = finite_maximum(tl.maximum(a, b))
     a = tl.exp2((a - top) * unit)
     b = tl.exp2((b - top) * unit)
     weight_sum = a + b

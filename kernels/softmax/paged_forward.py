@@ -9,7 +9,15 @@ depend on its own keys and on how these are split, and on no page size, neighbou
 import triton
 import triton.language as tl
 
-from kernels.softmax.logits import LN2, LOG2E, keys_of, locate, logits, sees
+from kernels.softmax.logits import (
+    LN2,
+    LOG2E,
+    finite_maximum,
+    keys_of,
+    locate,
+    logits,
+    sees,
+)
 
 
 @triton.jit
@@ -161,8 +169,7 @@ def paged_forward(
             visible = visible & ((key < shift) | (entry <= entered) & (entered < exit))
         s = tl.where(visible, s, float("-inf"))
         new_max = tl.maximum(row_max, tl.max(s, 1))
-        # A row that has seen no key has the maximum -inf; -inf - -inf would be NaN.
-        base = tl.where(new_max == float("-inf"), 0.0, new_max)
+        base = finite_maximum(new_max)
         s = logits(
             products, query, key, shift, factor, cap, slope, 0, 0, base[:, None],
             CAPPED, ALIBI, False,
@@ -215,8 +222,7 @@ def merge_parts(
         part_max = tl.load(row_maxima + row, mask=exists, other=float("-inf"))
         part = tl.load(parts + row[:, None] * value_dim + dims[None, :], mask=mask, other=0.0)
         new_max = tl.maximum(row_max, part_max)
-        # Two empty parts have no maximum to subtract.
-        base = tl.where(new_max == float("-inf"), 0.0, new_max)
+        base = finite_maximum(new_max)
         decay = tl.exp2(row_max - base)
         weight = tl.exp2(part_max - base)
         part_sum = tl.load(weight_sums + row, mask=exists, other=0.0)

@@ -11,7 +11,7 @@ is a sort of all pairs (block, query). Both are made of the indices by PyTorch.
 import triton
 import triton.language as tl
 
-from kernels.softmax.logits import LN2, inverse_or_0
+from kernels.softmax.logits import LN2, finite_maximum, inverse_or_0
 
 
 @triton.jit
@@ -84,8 +84,7 @@ def selected_forward(
         s = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee") * factor
         s = tl.where(seen[None, :], s, float("-inf"))
         new_max = tl.maximum(row_max, tl.max(s, 1))
-        # Without a key there is no maximum, and -inf - -inf would be NaN.
-        base = tl.where(new_max == float("-inf"), 0.0, new_max)
+        base = finite_maximum(new_max)
         p = tl.exp2(s - base[:, None])
         decay = tl.exp2(row_max - base)
         weight_sum = weight_sum * decay + tl.sum(p, 1)
@@ -111,7 +110,7 @@ def _weight(weight_sums, at, inside):
 @triton.jit
 def _base(row_maxima, at, inside):
     row_max = tl.load(row_maxima + at, mask=inside, other=0.0)
-    return tl.where(row_max == float("-inf"), 0.0, row_max)
+    return finite_maximum(row_max)
 
 
 @triton.jit(

@@ -31,6 +31,7 @@ from kernels.primitives.product import product
 from kernels.softmax.launch import launch
 from kernels.softmax.logits import (
     LOG2E,
+    finite_maximum,
     inverse_or_0,
     keys_of,
     load_rows,
@@ -129,8 +130,7 @@ def _sums_over_keys(
                 if KIND == "softmax":
                     s = tl.where(visible, products * factor, float("-inf"))
                     new_max = tl.maximum(row_max, tl.max(s, 1))
-                    # A row that has seen no key has the maximum -inf; -inf - -inf would be NaN.
-                    base = tl.where(new_max == float("-inf"), 0.0, new_max)
+                    base = finite_maximum(new_max)
                     decay = tl.exp2(row_max - base)
                     row_max = new_max
                     offset = -base[:, None]

@@ -14,6 +14,7 @@ from torch import Tensor
 from kernels import tiles
 from kernels.softmax.logits import (
     LN2,
+    finite_maximum,
     keys_of,
     load_rows,
     load_slope,
@@ -104,8 +105,7 @@ def wide_forward(
                 added, BIASED,
             )  # fmt: skip
             new_max = tl.maximum(row_max, tl.max(tl.where(visible, s, float("-inf")), 1))
-            # A row that has seen no key has the maximum -inf; -inf - -inf would be NaN.
-            base = tl.where(new_max == float("-inf"), 0.0, new_max)
+            base = finite_maximum(new_max)
             s = logits(
                 products, query, key, shift, factor, cap, slope, 0, 0, base[:, None],
                 CAPPED, ALIBI, False, added, BIASED,
