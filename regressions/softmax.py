@@ -244,7 +244,7 @@ BUGS = {
         source="PyTorch 109517 and 110213",
         pinned=ROWS_WITHOUT_KEYS,
         planted=Edit(
-            "kernels.softmax.forward",
+            "kernels.softmax.logits",
             "p = tl.where(visible, p, 0.0)",
             'p = tl.where(visible, p, tl.where(new_max == float("-inf"), 1.0, 0.0)[:, None])',
         ),
@@ -532,7 +532,7 @@ BUGS = {
             "attention", "parallel", SMALL, (20,), key_lengths=(3,), options={"causal": True}
         ),
         planted=Edit(
-            "kernels.softmax.forward",
+            "kernels.softmax.logits",
             "finite_maximum(new_max)",
             "new_max",
         ),
@@ -1385,12 +1385,11 @@ BUGS = {
             options={"causal": True},
         ),
         planted=Edit(
-            "kernels.softmax.paged_forward",
-            "p = tl.where(visible, tl.exp2(s), 0.0)",
+            "kernels.softmax.logits",
+            "p = tl.exp2(s)",
             (
-                "whole = start + KEYS <= first + shift\n"
-                "        p = tl.where(whole, tl.exp(s * LN2), tl.exp2(s))\n"
-                "        p = tl.where(visible, p, 0.0)"
+                "whole = tl.min(tl.min(visible.to(tl.int32), 1), 0) == 1\n"
+                "    p = tl.where(whole, tl.exp(s * LN2), tl.exp2(s))"
             ),
         ),
     ),

@@ -8,13 +8,12 @@ import triton.language as tl
 
 from kernels.softmax.logits import (
     LN2,
-    finite_maximum,
     keys_of,
     load_gates,
     load_rows,
     load_slope,
     locate,
-    logits,
+    online_softmax,
     sees,
     start_softmax,
     store_rows,
@@ -75,7 +74,7 @@ def attention_forward(
         for start in range(bounds[phase], bounds[phase + 1], KEYS):
             columns = start + tl.arange(0, KEYS)
             key = columns[None, :]
-            added = 0.0
+            visible, added = True, 0.0
             if PAIRED or phase != 1:
                 visible = sees(key < high, query, key, window, shift, CAUSAL, WINDOW)
             if PAIRED:
@@ -88,24 +87,10 @@ def attention_forward(
                 k_tile = load_rows(k, stride_kt, start, columns, high, in_k, FULL_K, phase != 1)
                 key_gate = load_gates(gate, rest, shut_count, gates + key, key < high, GATED)
                 products = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee")
-                s = logits(
-                    products, query, key, shift, factor, cap, slope, query_gate, key_gate,
-                    0.0, CAPPED, ALIBI, GATED, added, BIASED,
+                p, decay, row_max, weight_sum = online_softmax(
+                    products, visible, query, key, shift, factor, cap, slope, query_gate, key_gate,
+                    added, row_max, weight_sum, PAIRED or phase != 1, CAPPED, ALIBI, GATED, BIASED,
                 )  # fmt: skip
-                if PAIRED or phase != 1:
-                    s = tl.where(visible, s, float("-inf"))
-                new_max = tl.maximum(row_max, tl.max(s, 1))
-                base = finite_maximum(new_max)
-                s = logits(
-                    products, query, key, shift, factor, cap, slope, query_gate, key_gate,
-                    base[:, None], CAPPED, ALIBI, GATED, added, BIASED,
-                )  # fmt: skip
-                p = tl.exp2(s)
-                if PAIRED or phase != 1:
-                    p = tl.where(visible, p, 0.0)
-                decay = tl.exp2(row_max - base)
-                weight_sum = weight_sum * decay + tl.sum(p, 1)
-                row_max = new_max
                 v_tile = load_rows(v, stride_vt, start, columns, high, in_v, FULL_V, phase != 1)
                 acc *= decay[:, None]
                 acc = tl.dot(p.to(v_tile.dtype), v_tile, acc, input_precision="ieee")

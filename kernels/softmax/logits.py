@@ -281,3 +281,38 @@ def logits(
     else:
         s = tl.fma(products, factor, -base)
     return s
+
+
+@triton.jit
+def online_softmax(
+    products, visible, query, key, shift, factor, cap, slope, query_gate, key_gate, added,
+    row_max, weight_sum,
+    MASKED: tl.constexpr, CAPPED: tl.constexpr, ALIBI: tl.constexpr, GATED: tl.constexpr,
+    BIASED: tl.constexpr,
+):  # fmt: skip
+    """Weights of one more tile of keys, relative to the new row maximum, and what becomes of the
+    softmax so far.
+
+    MASKED: some key is not `visible`. The other arguments are those of `logits`.
+
+    Returns:
+        the weights p `[rows, columns]`, the factor by which sums over earlier keys shrink, the new
+        row maximum and the new sum of weights.
+    """
+    s = logits(
+        products, query, key, shift, factor, cap, slope, query_gate, key_gate,
+        0.0, CAPPED, ALIBI, GATED, added, BIASED,
+    )  # fmt: skip
+    if MASKED:
+        s = tl.where(visible, s, float("-inf"))
+    new_max = tl.maximum(row_max, tl.max(s, 1))
+    base = finite_maximum(new_max)
+    s = logits(
+        products, query, key, shift, factor, cap, slope, query_gate, key_gate,
+        base[:, None], CAPPED, ALIBI, GATED, added, BIASED,
+    )  # fmt: skip
+    p = tl.exp2(s)
+    if MASKED:
+        p = tl.where(visible, p, 0.0)
+    decay = tl.exp2(row_max - base)
+    return p, decay, new_max, weight_sum * decay + tl.sum(p, 1)

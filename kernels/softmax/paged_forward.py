@@ -15,7 +15,7 @@ from kernels.softmax.logits import (
     finite_maximum,
     keys_of,
     locate,
-    logits,
+    online_softmax,
     sees,
 )
 
@@ -159,7 +159,6 @@ def paged_forward(
                 products = tl.dot(q_slice, tl.trans(k_slice), products, input_precision="ieee")
         if K_SCALED:
             products *= k_factor[None, :]
-        s = logits(products, query, key, shift, factor, cap, slope, 0, 0, 0.0, CAPPED, ALIBI, False)
         visible = sees(inside[None, :], query, key, window, shift, CAUSAL, WINDOW)
         if TREE:
             node = columns - shift
@@ -167,17 +166,10 @@ def paged_forward(
             entry = tl.load(enter + place + node, mask=drafted, other=0)[None, :]
             exit = tl.load(leave + place + node, mask=drafted, other=0)[None, :]
             visible = visible & ((key < shift) | (entry <= entered) & (entered < exit))
-        s = tl.where(visible, s, float("-inf"))
-        new_max = tl.maximum(row_max, tl.max(s, 1))
-        base = finite_maximum(new_max)
-        s = logits(
-            products, query, key, shift, factor, cap, slope, 0, 0, base[:, None],
-            CAPPED, ALIBI, False,
+        p, decay, row_max, weight_sum = online_softmax(
+            products, visible, query, key, shift, factor, cap, slope, 0, 0, 0.0,
+            row_max, weight_sum, True, CAPPED, ALIBI, False, False,
         )  # fmt: skip
-        p = tl.where(visible, tl.exp2(s), 0.0)
-        decay = tl.exp2(row_max - base)
-        weight_sum = weight_sum * decay + tl.sum(p, 1)
-        row_max = new_max
         v_tile, v_factor = load_pages(
             v, v_scale, table, columns, inside, size, stride_tm, stride_vp, stride_vc, stride_vd,
             stride_vsp, stride_vsc, dims_v, in_v, V_SCALED,

@@ -14,13 +14,13 @@ from torch import Tensor
 from kernels import tiles
 from kernels.softmax.logits import (
     LN2,
-    finite_maximum,
     keys_of,
     load_rows,
     load_slope,
     load_terms,
     locate,
     logits,
+    online_softmax,
     queries_of,
     sees,
     start_softmax,
@@ -100,20 +100,10 @@ def wide_forward(
                 q, k, stride_qt, stride_kt, first, rows, length_q, start, columns, high, key_dim,
                 SLICE,
             )  # fmt: skip
-            s = logits(
-                products, query, key, shift, factor, cap, slope, 0, 0, 0.0, CAPPED, ALIBI, False,
-                added, BIASED,
+            p, decay, row_max, weight_sum = online_softmax(
+                products, visible, query, key, shift, factor, cap, slope, 0, 0, added,
+                row_max, weight_sum, True, CAPPED, ALIBI, False, BIASED,
             )  # fmt: skip
-            new_max = tl.maximum(row_max, tl.max(tl.where(visible, s, float("-inf")), 1))
-            base = finite_maximum(new_max)
-            s = logits(
-                products, query, key, shift, factor, cap, slope, 0, 0, base[:, None],
-                CAPPED, ALIBI, False, added, BIASED,
-            )  # fmt: skip
-            p = tl.where(visible, tl.exp2(s), 0.0)
-            decay = tl.exp2(row_max - base)
-            weight_sum = weight_sum * decay + tl.sum(p, 1)
-            row_max = new_max
             v_tile = load_rows(
                 v + part * PART, stride_vt, start, columns, high, in_part, False, True
             )
