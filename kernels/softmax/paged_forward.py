@@ -43,6 +43,66 @@ def load_pages(
     return tile, scale
 
 
+@triton.jit
+def _load_queries(q, start_row, dims, exists, in_dims):
+    """Rows of queries `[rows, dims]`; 0 where a row or a dim does not exist."""
+    mask = exists[:, None] & in_dims[None, :]
+    return tl.load(q + start_row[:, None] + dims[None, :], mask=mask, other=0.0)
+
+
+@triton.jit
+def _products(
+    q, q_tile, start_row, exists, k, scales, table, columns, inside, size, stride_table,
+    stride_page, stride_row, stride_dim, stride_scale_page, stride_scale_row, key_dim,
+    WIDTH: tl.constexpr, SCALED: tl.constexpr,
+):  # fmt: skip
+    """Products of rows of queries with keys in pages, `[rows, columns]`, times the keys' scales.
+
+    Args:
+        q_tile: whole rows of queries, or None: both are then read WIDTH columns at a time.
+    """
+    dims_k = tl.arange(0, WIDTH)
+    if q_tile is not None:
+        k_tile, k_factor = load_pages(
+            k, scales, table, columns, inside, size, stride_table, stride_page, stride_row,
+            stride_dim, stride_scale_page, stride_scale_row, dims_k, dims_k < key_dim, SCALED,
+        )  # fmt: skip
+        # Eight bits fit into the mantissa of every dtype of q.
+        k_tile = k_tile.to(q_tile.dtype)
+        products = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee")
+    else:
+        products = tl.zeros((start_row.shape[0], columns.shape[0]), tl.float32)
+        k_factor = tl.full((columns.shape[0],), 1.0, tl.float32)
+        for begin in range(0, key_dim, WIDTH):
+            dims = begin + dims_k
+            in_slice = dims < key_dim
+            q_slice = _load_queries(q, start_row, dims, exists, in_slice)
+            k_slice, k_factor = load_pages(
+                k, scales, table, columns, inside, size, stride_table, stride_page, stride_row,
+                stride_dim, stride_scale_page, stride_scale_row, dims, in_slice, SCALED,
+            )  # fmt: skip
+            k_slice = k_slice.to(q_slice.dtype)
+            products = tl.dot(q_slice, tl.trans(k_slice), products, input_precision="ieee")
+    if SCALED:
+        products *= k_factor[None, :]
+    return products
+
+
+@triton.jit
+def _descends(enter, leave, entered, node, drafted):
+    """Whether each key of a tree is an ancestor of each query, or the query itself.
+
+    Args:
+        enter, leave: of the nodes of this tree, see `kernels.softmax.paged.walk`.
+        entered: `enter` of the queries `[rows, 1]`.
+        node: the keys' nodes `[columns]`.
+        drafted: which of them exist.
+    """
+    first = tl.load(enter + node, mask=drafted, other=0)[None, :]
+    last = tl.load(leave + node, mask=drafted, other=0)[None, :]
+    return (first <= entered) & (entered < last)
+
+
 @triton.jit(
     do_not_specialize=[
         "num_queries", "window", "tiles", "splits", "kv_heads", "group", "size", "parts_stride",
@@ -94,16 +154,12 @@ def paged_forward(
     WIDTH: tl.constexpr = min(PAD_K, SLICE)
     dims_k = tl.arange(0, WIDTH)
     dims_v = tl.arange(0, PAD_V)
-    in_k = dims_k < key_dim
     in_v = dims_v < value_dim
     start_row = (start_q + token) * stride_qt + head.to(tl.int64) * stride_qh
     q += batch * stride_qb
+    q_tile = None
     if WIDTH == PAD_K:
-        q_tile = tl.load(
-            q + start_row[:, None] + dims_k[None, :],
-            mask=exists[:, None] & in_k[None, :],
-            other=0.0,
-        )
+        q_tile = _load_queries(q, start_row, dims_k, exists, dims_k < key_dim)
     query = token[:, None]
     place = batch * num_queries + start_q
     slope = tl.zeros((ROWS, 1), tl.float32)
@@ -132,40 +188,15 @@ def paged_forward(
         columns = start + tl.arange(0, KEYS)
         key = columns[None, :]
         inside = (columns >= low) & (columns < high)
-        if WIDTH == PAD_K:
-            k_tile, k_factor = load_pages(
-                k, k_scale, table, columns, inside, size, stride_tm, stride_kp, stride_kc,
-                stride_kd, stride_ksp, stride_ksc, dims_k, in_k, K_SCALED,
-            )  # fmt: skip
-            # Eight bits fit into the mantissa of every dtype of q.
-            k_tile = k_tile.to(q_tile.dtype)
-            products = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee")
-        else:
-            products = tl.zeros((ROWS, KEYS), tl.float32)
-            k_factor = tl.full((KEYS,), 1.0, tl.float32)
-            for begin_k in range(0, key_dim, WIDTH):
-                dims = begin_k + dims_k
-                in_slice = dims < key_dim
-                q_slice = tl.load(
-                    q + start_row[:, None] + dims[None, :],
-                    mask=exists[:, None] & in_slice[None, :],
-                    other=0.0,
-                )
-                k_slice, k_factor = load_pages(
-                    k, k_scale, table, columns, inside, size, stride_tm, stride_kp, stride_kc,
-                    stride_kd, stride_ksp, stride_ksc, dims, in_slice, K_SCALED,
-                )  # fmt: skip
-                k_slice = k_slice.to(q_slice.dtype)
-                products = tl.dot(q_slice, tl.trans(k_slice), products, input_precision="ieee")
-        if K_SCALED:
-            products *= k_factor[None, :]
+        products = _products(
+            q, q_tile, start_row, exists, k, k_scale, table, columns, inside, size, stride_tm,
+            stride_kp, stride_kc, stride_kd, stride_ksp, stride_ksc, key_dim, WIDTH, K_SCALED,
+        )  # fmt: skip
         visible = sees(inside[None, :], query, key, window, shift, CAUSAL, WINDOW)
         if TREE:
             node = columns - shift
-            drafted = inside & (node >= 0)
-            entry = tl.load(enter + place + node, mask=drafted, other=0)[None, :]
-            exit = tl.load(leave + place + node, mask=drafted, other=0)[None, :]
-            visible = visible & ((key < shift) | (entry <= entered) & (entered < exit))
+            of_tree = _descends(enter + place, leave + place, entered, node, inside & (node >= 0))
+            visible = visible & ((key < shift) | of_tree)
         p, decay, row_max, weight_sum = online_softmax(
             products, visible, query, key, shift, factor, cap, slope, 0, 0, 0.0,
             row_max, weight_sum, True, CAPPED, ALIBI, False, False,
