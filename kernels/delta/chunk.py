@@ -45,7 +45,7 @@ from torch import Tensor
 
 from kernels.delta import states as fused
 from kernels.linear.chunk import (
-    Recurrence,
+    Rows,
     decay_within,
     gradients,
     outputs,
@@ -414,18 +414,16 @@ class _Rule:
         """Whether there are gates per channel."""
         return self.g is not None and self.g.dim() == 4
 
-    def rows(
-        self, scale: float, *, reads_only: bool = False
-    ) -> tuple[Recurrence, Tensor, Tensor | None]:
-        """The linear recurrence, the readers, and their overlaps with gates per channel, which have
-        decayed the readers by then; see `decay_within`."""
+    def rows(self, scale: float, *, reads_only: bool = False) -> tuple[Rows, Tensor, Tensor | None]:
+        """The rows of the linear recurrence, the readers, and with gates per channel, which have
+        decayed the readers by then, their overlaps; see `decay_within`."""
         if self.by_channel:
             rows, e, overlaps = decay_within(
                 self.q, self.k, self.g, self.chunks,
                 scale=scale, tile=self.tile, reads_only=reads_only, e=self.e,
             )  # fmt: skip
             return rows, e, overlaps
-        return Recurrence(self.q, self.k, self.g, scale, self.chunks, self.k.dtype), self.e, None
+        return Rows(self.q, self.k, self.g, scale, self.chunks, self.k.dtype), self.e, None
 
     def solved(self, e: Tensor, overlaps: Tensor | None, *, saves: bool = True) -> Saved:
         """The systems of what `rows` returns; without the inverse unless something `saves` it."""

@@ -501,8 +501,8 @@ def _gradients(
 
 
 @dataclass(frozen=True)
-class Recurrence:
-    """The rows of a recurrence that states and outputs are computed from.
+class Rows:
+    """Rows of q and k, a token and head each, from which states and outputs are computed.
 
     Args:
         q, k: `[B, T, H, K]`, in `dtype`; with gates per channel `scale · exp(P) ∘ q` and
@@ -534,7 +534,7 @@ class Recurrence:
         }
 
 
-def recurrence(
+def rows_of(
     q: Tensor,
     k: Tensor,
     g: Tensor | None,
@@ -543,11 +543,11 @@ def recurrence(
     scale: float,
     tile: Entry,
     reads_only: bool = False,
-) -> Recurrence:
+) -> Rows:
     """Make the rows of contiguous q, k and gates of any kind; see `decay_within`."""
     if g is not None and g.dim() == 4:
         return decay_within(q, k, g, chunks, scale=scale, tile=tile, reads_only=reads_only)[0]
-    return Recurrence(q, k, g, scale, chunks, q.dtype)
+    return Rows(q, k, g, scale, chunks, q.dtype)
 
 
 def decay_within(
@@ -562,9 +562,10 @@ def decay_within(
     e: Tensor | None = None,
     fine: bool = False,
     pieces: bool = False,
-) -> tuple[Recurrence, Tensor | None, Tensor | None]:
-    """The recurrence of gates per channel. For a delta rule with readers `e [B, T, H, K]` also
-    `exp(P) ∘ e` and the overlaps `[chunks, H, C, C]` in float32, valid below the diagonal.
+) -> tuple[Rows, Tensor | None, Tensor | None]:
+    """The rows of q and k, decayed by gates per channel. For a delta rule with readers
+    `e [B, T, H, K]` also `exp(P) ∘ e` and the overlaps `[chunks, H, C, C]` in float32, valid below
+    the diagonal.
 
     Args:
         reads_only: q and e enter products alone, which round them, and no states.
@@ -592,7 +593,7 @@ def decay_within(
         PACKED=chunks.cu_seqlens is not None, FINE=fine,
         num_warps=own.num_warps, num_stages=own.num_stages,
     )  # fmt: skip
-    decayed = Recurrence(decayed_q, decayed_k, None, 1.0, chunks, q.dtype, passed, scores)
+    decayed = Rows(decayed_q, decayed_k, None, 1.0, chunks, q.dtype, passed, scores)
     return decayed, decayed_e, overlaps
 
 
@@ -623,7 +624,7 @@ def forward(
     """
     q, k, v, g = contiguous(q, k, v, g)
     chunks = cut(q.shape[0], q.shape[1], cu_seqlens, tile.tokens)
-    rows = recurrence(q, k, g, chunks, scale=scale, tile=tile, reads_only=True)
+    rows = rows_of(q, k, g, chunks, scale=scale, tile=tile, reads_only=True)
     states, final = pass_states(rows, v, initial_state, final=output_final_state, tile=tile)
     o = torch.empty_like(v, dtype=out_dtype)
     outputs(rows, v, states, o, tile=tile)
@@ -649,7 +650,7 @@ def backward(
     """
     q, k, v, g, do = contiguous(q, k, v, g, do)
     chunks = cut(q.shape[0], q.shape[1], cu_seqlens, tile.tokens)
-    rows = recurrence(q, k, g, chunks, scale=scale, tile=tile)
+    rows = rows_of(q, k, g, chunks, scale=scale, tile=tile)
     states, _ = pass_states(rows, v, initial_state, tile=tile)
     dstates, dinitial = pass_states(
         rows, do, dfinal_state, final=initial_state is not None, reverse=True, tile=tile
@@ -712,7 +713,7 @@ def gradients(
 
 
 def pass_states(
-    rows: Recurrence,
+    rows: Rows,
     y: Tensor,
     initial: Tensor | None,
     *,
@@ -756,7 +757,7 @@ def pass_states(
 
 
 def outputs(
-    rows: Recurrence,
+    rows: Rows,
     y: Tensor,
     states: Tensor | None,
     out: Tensor,

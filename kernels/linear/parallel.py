@@ -19,7 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.linear import chunk
-from kernels.linear.chunk import Recurrence, pass_states
+from kernels.linear.chunk import Rows, pass_states
 from kernels.linear.tiles import blocks
 from kernels.primitives.chunks import cut, locate_chunk
 from kernels.primitives.decay import (
@@ -140,6 +140,6 @@ def forward(
     )  # fmt: skip
     final = None
     if output_final_state:
-        rows = Recurrence(q, k, g, scale, chunks, q.dtype)
+        rows = Rows(q, k, g, scale, chunks, q.dtype)
         _, final = pass_states(rows, v, initial, final=True, tile=tile)
     return o, final
