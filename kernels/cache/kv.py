@@ -41,7 +41,7 @@ class Storage(TypedDict, total=False):
 
 
 @dataclass(frozen=True)
-class _Update:
+class Update:
     """An update that fits: checked, and nothing written yet.
 
     Args:
@@ -238,7 +238,7 @@ class KVCache(ABC):
     def _window_options(self, options: dict[str, Any]) -> dict[str, Any]:
         return options
 
-    def _check(self, k: Tensor, v: Tensor, offset: int | Tensor | None) -> _Update:
+    def _check(self, k: Tensor, v: Tensor, offset: int | Tensor | None) -> Update:
         check_tensors(k=k, v=v)
         sizes = bind_dims(
             k_pages=(self.k_pages, "P page_size G K"),
@@ -258,7 +258,7 @@ class KVCache(ABC):
         self._reserve(counts)
         length, first = list(self._length), self._first_visible()
         on_device = torch.tensor([length, counts, first], device=k.device)
-        return _Update(k, v, length, counts, first, on_device)
+        return Update(k, v, length, counts, first, on_device)
 
     def _counts(self, offset: int | Tensor | None, tokens: int) -> list[int]:
         """How many of the `tokens` of a call are real in each sequence."""
@@ -270,7 +270,7 @@ class KVCache(ABC):
     def _attend(
         self,
         q: Tensor,
-        update: _Update,
+        update: Update,
         attention: Callable[..., tuple[Tensor, Tensor | None]] | None,
         options: dict[str, Any],
     ) -> tuple[Tensor, Tensor | None]:
@@ -292,11 +292,11 @@ class KVCache(ABC):
         self._write(update)
         return found
 
-    def _view(self, update: _Update) -> CacheView:
+    def _view(self, update: Update) -> CacheView:
         return self._gather(update, update.k, update.v, self.k_pages, self.v_pages)
 
     def _gather(
-        self, update: _Update, k: Tensor, v: Tensor, k_pages: Tensor, v_pages: Tensor
+        self, update: Update, k: Tensor, v: Tensor, k_pages: Tensor, v_pages: Tensor
     ) -> CacheView:
         """Pack what an update attends to, while a ring still has what the chunk replaces."""
         ends = map(add, update.length, update.counts)
@@ -315,7 +315,7 @@ class KVCache(ABC):
         )  # fmt: skip
         return CacheView(keys, values, cu_seqlens, cu_seqlens_k)
 
-    def _write(self, update: _Update) -> None:
+    def _write(self, update: Update) -> None:
         self._claim(update.counts)
         length, counts, _ = update.on_device
         pages.append(

@@ -17,7 +17,7 @@ from kernels.arguments import (
     may_overlap,
 )
 from kernels.cache.counts import token_counts
-from kernels.cache.kv import KVCache, Storage, allocate
+from kernels.cache.kv import KVCache, Storage, Update, allocate
 from kernels.softmax.paged import paged_attention
 
 
@@ -162,7 +162,7 @@ class PagedCache(KVCache):
     def _attend(
         self,
         q: Tensor,
-        update: Any,
+        update: Update,
         attention: Callable[..., tuple[Tensor, Tensor | None]] | None,
         options: dict[str, Any],
     ) -> tuple[Tensor, Tensor | None]:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from kernels.arguments import FLOATS, check_number, check_size
 from kernels.cache import pages
-from kernels.cache.kv import CacheView, allocate
+from kernels.cache.kv import CacheView, Update, allocate
 from kernels.cache.paged import PagedCache
 
 LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
@@ -96,7 +96,7 @@ class QuantizedCache(PagedCache):
         scales = () if self._given else (self.k_scale, self.v_scale)
         return (self.k_pages, self.v_pages, *scales)
 
-    def _check(self, k: Tensor, v: Tensor, offset: int | Tensor | None) -> Any:
+    def _check(self, k: Tensor, v: Tensor, offset: int | Tensor | None) -> Update:
         update = super()._check(k, v, offset)
         k_scale, v_scale = (
             self._scale(x.float(), scales, update)
@@ -110,7 +110,7 @@ class QuantizedCache(PagedCache):
             scales=(k_scale, v_scale),
         )
 
-    def _scale(self, x: Tensor, scales: Tensor, update: Any) -> Tensor:
+    def _scale(self, x: Tensor, scales: Tensor, update: Update) -> Tensor:
         """The scale of each new token and head, float32 [B, T, G, 1]."""
         if self._given:
             return scales[:1, :1, :, None].expand(*x.shape[:3], 1)
@@ -131,14 +131,14 @@ class QuantizedCache(PagedCache):
         found[:, 0] = torch.where((begin < length)[:, None], held, found[:, 0])
         return found.gather(1, block)[..., None]
 
-    def _view(self, update: Any) -> CacheView:
+    def _view(self, update: Update) -> CacheView:
         codes = super()._view(update)
         scales = self._gather(
             update, *update.scales, self.k_scale[..., None], self.v_scale[..., None]
         )
         return codes._replace(k=codes.k.float() * scales.k, v=codes.v.float() * scales.v)
 
-    def _write(self, update: Any) -> None:
+    def _write(self, update: Update) -> None:
         super()._write(update)
         if not self._given:
             length, counts, _ = update.on_device
