@@ -13,6 +13,7 @@ from torch import Tensor
 from kernels.arguments import bind_dims, check_dtype, check_one_dtype, check_size, check_tensors
 from kernels.cache import pages
 from kernels.cache.counts import sequence_indices, token_counts
+from kernels.softmax.attention import attention as softmax_attention
 
 
 class CacheView(NamedTuple):
@@ -275,12 +276,8 @@ class KVCache(ABC):
         options: dict[str, Any],
     ) -> tuple[Tensor, Tensor | None]:
         """Let packed queries attend to what the cache holds and to the new tokens; append these."""
-        if attention is None:
-            from kernels.softmax.attention import attention as default
-
-            attention = default
         view = self._view(update)
-        found = attention(
+        found = (attention or softmax_attention)(
             q,
             view.k,
             view.v,

@@ -19,6 +19,7 @@ from kernels.arguments import (
 from kernels.cache.counts import token_counts
 from kernels.cache.kv import KVCache, Storage, Update, allocate
 from kernels.softmax.paged import paged_attention
+from kernels.tiles import cdiv
 
 
 class PagedCache(KVCache):
@@ -203,7 +204,7 @@ class PagedCache(KVCache):
         return {}
 
     def _pages_for(self, tokens: int) -> int:
-        return -(-tokens // self.page_size)
+        return cdiv(tokens, self.page_size)
 
     def _table(self) -> Tensor:
         if self._device_table is None:

@@ -11,6 +11,7 @@ from kernels.arguments import bind_dims, check_tensors
 from kernels.cache.kv import CacheView
 from kernels.cache.ring import RingCache
 from kernels.position.rotary import rotary_embedding
+from kernels.softmax.attention import attention as softmax_attention
 
 
 class StreamingCache(RingCache):
@@ -80,10 +81,6 @@ class StreamingCache(RingCache):
                 nothing appended; tables too short; an option of `refused_options`.
         """
         self._refuse_options(options)
-        if attention is None:
-            from kernels.softmax.attention import attention as default
-
-            attention = default
         check_tensors(q=q, k=k, v=v, cos=cos, sin=sin)
         bind_dims(
             q=(q, "B T H K"),
@@ -96,12 +93,13 @@ class StreamingCache(RingCache):
         if cos.shape[0] < places:
             raise ValueError(f"cos: {cos.shape[0]} places, expected at least {places}")
         counts = self._check(k, v, offset).counts
+        of_keys = attention or softmax_attention
 
         def attend(q: Tensor, k: Tensor, v: Tensor, **given: Any) -> tuple[Tensor, Tensor | None]:
             ends = given["cu_seqlens_k"]
             last = (ends.diff() - 1).clamp(min=0)
             q = rotary_embedding(q, cos, sin, seqlen_offsets=last, cu_seqlens=given["cu_seqlens"])
-            return attention(q, rotary_embedding(k, cos, sin, cu_seqlens=ends), v, **given)
+            return of_keys(q, rotary_embedding(k, cos, sin, cu_seqlens=ends), v, **given)
 
         o = q.new_zeros(*q.shape[:3], v.shape[-1])
         with self._as_it_was_after_an_error(steps=max(counts)):

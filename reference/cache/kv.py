@@ -8,6 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from reference.cache.counts import check_size, sequence_indices, token_counts
+from reference.softmax.attention import attention as softmax_attention
 
 
 class CacheView(NamedTuple):
@@ -206,10 +207,7 @@ class KVCache(TokenLists):
                 then as it was.
         """
         self._refuse_options(options)
-        if attention is None:
-            from reference.softmax.attention import attention as default
-
-            attention = default
+        of_keys = attention or softmax_attention
         if self.window is not None:
             window = options.get("window")
             options["window"] = window = self.window if window is None else window
@@ -222,7 +220,7 @@ class KVCache(TokenLists):
         view = self.update(k, v, offset)
         ends = view.cu_seqlens_k.tolist()
         found = (
-            attention(q[n : n + 1, :count], view.k[:, i:j], view.v[:, i:j], causal=True, **options)
+            of_keys(q[n : n + 1, :count], view.k[:, i:j], view.v[:, i:j], causal=True, **options)
             for n, (count, i, j) in enumerate(zip(counts, ends[:-1], ends[1:], strict=True))
         )
         try:
