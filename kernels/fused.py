@@ -72,7 +72,6 @@ def fused(
             same_dtype=alike,
             texts={
                 output: f"in the dtype of {first}, contiguous.",
-                "cu_seqlens": "int32 or int64.",
                 **({} if wraps is None else {"tile": of_tile}),
                 **texts,
             },

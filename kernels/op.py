@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, ParamSpec, TypedDict, TypeVar, get_args, get_origin
 
-from jaxtyping import AbstractArray
+from jaxtyping import AbstractArray, Int
 from torch import Tensor
 
 from kernels.arguments import check_tensors
@@ -121,9 +121,15 @@ def spelled_out(page: Callable[..., Any]) -> inspect.Signature:
 
 def axes(annotation: Any) -> list[str]:
     """Return the dims of the tensor that an annotation describes, none if it describes none."""
+    array = _array(annotation)
+    return array.dim_str.split() if array is not None else []
+
+
+def _array(annotation: Any) -> Any:
+    """Return the first jaxtyping array of an annotation, or None."""
     kinds = get_args(annotation) or (annotation,)
-    arrays = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, AbstractArray)]
-    return arrays[0].dim_str.split() if arrays else []
+    arrays = (kind for kind in kinds if isinstance(kind, type) and issubclass(kind, AbstractArray))
+    return next(arrays, None)
 
 
 def _completed(
@@ -150,7 +156,7 @@ def _completed(
     options = []
     for name, parameter in signature.parameters.items():
         if shape := _shape(parameter.annotation):
-            text = texts.get(name, _dtype(name, same_dtype))
+            text = texts.get(name, _dtype(name, parameter.annotation, same_dtype))
             lines.append(_entry(name, f"{shape}, {text}"))
         elif name not in texts:
             options.append(name)
@@ -182,8 +188,10 @@ def _completed(
     )
 
 
-def _dtype(name: str, same_dtype: Sequence[str]) -> str:
+def _dtype(name: str, annotation: Any, same_dtype: Sequence[str]) -> str:
     first, *others = same_dtype
+    if _array(annotation).dtype is Int:
+        return "int32 or int64."
     if name == first:
         return "float32, bfloat16 or float16. Any strides."
     return f"in the dtype of {first}{'' if name in others else ' or float32'}."

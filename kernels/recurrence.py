@@ -46,7 +46,6 @@ _BAD_BOUNDARIES = (
 )
 
 _STATE_TEXTS = {
-    "cu_seqlens": "int32 or int64.",
     "initial_state": "float32.",
     "final_state": "float32; None unless `output_final_state`.",
 }

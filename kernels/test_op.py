@@ -109,6 +109,12 @@ def test_help_says_what_a_mode_does_and_lacks() -> None:
     assert "NaN" not in inspect.getdoc(kernels.mamba2)
 
 
+def test_help_says_integers_of_boundaries() -> None:
+    """Where a family says nothing of them: theirs is no dtype of q."""
+    for page in (kernels.mla, kernels.paged_attention, kernels.selected_attention):
+        assert "    cu_seqlens: `[N+1]`, int32 or int64.\n" in inspect.getdoc(page)
+
+
 def test_the_modes_of_a_signature_are_those_of_its_kernels() -> None:
     def page(mode: Literal["auto", "chunk"] = "auto") -> None: ...
 

@@ -113,8 +113,6 @@ def compute(
     texts={
         "bias": "float32, bfloat16 or float16. Any strides.",
         "mask": "bool. Any strides.",
-        "cu_seqlens": "int32 or int64.",
-        "cu_seqlens_k": "int32 or int64.",
         "lse": "float32; None unless `return_lse`.",
     },
     raises=[

@@ -237,9 +237,6 @@ def compute(
     texts={
         "k_pages": "in the dtype of q, or int8 or float8_e4m3fn. Any strides.",
         "v_pages": "in the dtype of k_pages. Any strides.",
-        "block_table": "int32 or int64.",
-        "lengths": "int32 or int64.",
-        "parents": "int32 or int64.",
         "lse": "float32; None unless `return_lse`.",
         "NotImplementedError": "a gradient.",
     },

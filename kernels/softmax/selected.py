@@ -345,7 +345,7 @@ def selecting(
             outputs=("o", "lse"),
             about=ABOUT,
             same_dtype=("q", "k", "v"),
-            texts={"lse": "float32; None unless `return_lse`.", "indices": "int32 or int64."},
+            texts={"lse": "float32; None unless `return_lse`."},
             raises=raises,
         )(page)
 
