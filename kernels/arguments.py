@@ -13,6 +13,10 @@ from torch import Tensor
 
 _LARGEST = torch.finfo(torch.float32).max
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+# For the docstrings of ops.
+BAD_BOUNDARIES = (
+    "`cu_seqlens` with B != 1, or that does not start at 0, decreases, or does not end at T"
+)
 
 
 def may_overlap(x: Tensor) -> bool:

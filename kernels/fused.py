@@ -42,7 +42,8 @@ def fused(
     """
 
     def decorate(page: Callable[P, R]) -> Callable[P, R]:
-        first = next(iter(spelled_out(page).parameters))
+        parameters = spelled_out(page).parameters
+        first = next(iter(parameters))
         alike = tuple(same_dtype) or (first,)
         signature = Signature.of(page, alike)
         owner = wraps or page.__name__
@@ -65,6 +66,8 @@ def fused(
 
         of_tile = f'Index into `kernels.tiles.TABLE["{owner}", "fused"]`; None chooses.'
         limit = "" if widest is None else f"D is 1 to {widest}. "
+        limits = [] if widest is None else [f"D above {widest}"]
+        boundaries = [arguments.BAD_BOUNDARIES] if "cu_seqlens" in parameters else []
         return op(
             checked,
             outputs=(output,),
@@ -75,7 +78,7 @@ def fused(
                 **({} if wraps is None else {"tile": of_tile}),
                 **texts,
             },
-            raises=[*([] if widest is None else [f"D above {widest}"]), *raises],
+            raises=[*limits, *raises, *boundaries],
         )(page)
 
     return decorate

@@ -19,7 +19,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from kernels import arguments, tiles
-from kernels.arguments import describe
+from kernels.arguments import BAD_BOUNDARIES, describe
 from kernels.differentiable import differentiable
 from kernels.modes import check_mode, choose_mode
 from kernels.op import TileOption, axes, op, spelled_out
@@ -41,10 +41,6 @@ _ABOUT_MODES = {
     "fused_recurrent": "walks token by token in one kernel, for decoding and short sequences",
     "parallel": "takes all pairs of tokens",
 }
-_BAD_BOUNDARIES = (
-    "`cu_seqlens` with B != 1, or that does not start at 0, decreases, or does not end at T"
-)
-
 _STATE_TEXTS = {
     "initial_state": "float32.",
     "final_state": "float32; None unless `output_final_state`.",
@@ -295,7 +291,7 @@ def documented(
             about=f"Differentiable once{both}. All sums are float32. K and V are 1 to 256.",
             same_dtype=same_dtype,
             texts={**_STATE_TEXTS, "mode": mode, "tile": tile},
-            raises=[*values, _BAD_BOUNDARIES, *raises],
+            raises=[*values, BAD_BOUNDARIES, *raises],
         )(page)
 
     return decorate
@@ -411,7 +407,7 @@ def stateful(
         about="Differentiable once, through both returns. All sums are float32.",
         same_dtype=same_dtype,
         texts={**_STATE_TEXTS, **texts},
-        raises=[*raises, _BAD_BOUNDARIES],
+        raises=[*raises, BAD_BOUNDARIES],
     )
 
 

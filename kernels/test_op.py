@@ -1,7 +1,8 @@
 """Tests of what `help` says of an op, and of how an op may be called."""
 
 import inspect
-from typing import Any, Literal
+import re
+from typing import Any, Literal, get_args
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ import kernels
 from kernels.linear import chunk, fused_recurrent
 from kernels.op import axes, op
 from kernels.recurrence import REGISTERED, recurrence
+from kernels.tiles import TABLE
 
 
 def double(
@@ -78,9 +80,11 @@ def test_a_call_that_does_not_fit_the_signature_is_refused() -> None:
             _decorated()(*args, **kwargs)
 
 
-@pytest.mark.parametrize(
-    "name", [n for n in kernels.__all__ if hasattr(getattr(kernels, n), "__code__")]
-)
+FUNCTIONS = [n for n in kernels.__all__ if hasattr(getattr(kernels, n), "__code__")]
+OPS = [n for n in FUNCTIONS if "mode" in inspect.signature(getattr(kernels, n)).parameters]
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
 def test_none_in_the_place_of_a_tensor_is_refused(name: str) -> None:
     function = getattr(kernels, name)
     parameters = inspect.signature(function).parameters.values()
@@ -113,6 +117,19 @@ def test_help_says_integers_of_boundaries() -> None:
     """Where a family says nothing of them: theirs is no dtype of q."""
     for page in (kernels.mla, kernels.paged_attention, kernels.selected_attention):
         assert "    cu_seqlens: `[N+1]`, int32 or int64.\n" in inspect.getdoc(page)
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_help_names_a_row_of_tiles_and_what_is_refused(name: str) -> None:
+    page = getattr(kernels, name)
+    parameters = inspect.signature(page).parameters
+    said = " ".join(inspect.getdoc(page).split())
+    _, *modes = get_args(parameters["mode"].annotation)
+    for row, mode in re.findall(r'TABLE\["(\w+)", "?(\w+)"?\]', said):
+        assert all((row, each) in TABLE for each in (modes if mode == "mode" else [mode]))
+    refused = said.partition("Raises:")[2]
+    for argument, words in (("scale", "a scale that is NaN"), ("cu_seqlens", "with B != 1")):
+        assert argument not in parameters or words in refused
 
 
 def test_the_modes_of_a_signature_are_those_of_its_kernels() -> None:

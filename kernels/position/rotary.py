@@ -258,13 +258,15 @@ def rotary_embedding(
     Dims from 2P on are copied bit for bit. Products are float32; x may have any strides.
 
     Args:
-        x: queries or keys. float32, bfloat16 or float16.
-        cos, sin: the tables of `rotary_tables`, both float32 or both of the dtype of x; constants
-            without gradient.
-        position_ids: position of each token, int32 or int64; not beside `seqlen_offsets`.
+        x: queries or keys `[B, T, H, D]`. float32, bfloat16 or float16.
+        cos, sin: the tables of `rotary_tables` `[R, P]`, both float32 or both of the dtype of x;
+            constants without gradient.
+        position_ids: position of each token `[B, T]`, int32 or int64; not beside `seqlen_offsets`.
         interleaved: pair neighbours instead of halves.
-        seqlen_offsets: position of the first token, one for all sequences or one for each.
-        cu_seqlens: boundaries of N sequences packed along T, with B = 1; N = B without.
+        seqlen_offsets: position of the first token, an int for all sequences, or int32 or int64
+            `[N]`.
+        cu_seqlens: boundaries of N packed sequences `[N+1]`, int32 or int64; B is then 1. None
+            means N = B.
         conjugate: turn the other way; the inverse.
         inplace: write to x and return x. Autograd knows, as it knows `x.mul_`.
         mode: `fused` is the only one.
@@ -276,9 +278,10 @@ def rotary_embedding(
     Raises:
         TypeError: a dtype, or an argument that is no tensor, that the list above does not have.
         ValueError: shapes or devices that do not fit; tables wider than the head (2P > D); a token
-            whose row lies outside `[0, R)`; `position_ids` beside `seqlen_offsets`; malformed
-            `cu_seqlens`; `inplace` on a tensor whose elements share memory, or on a leaf that
-            requires grad; an unknown mode or tile.
+            whose row lies outside `[0, R)`; `position_ids` beside `seqlen_offsets`; `cu_seqlens`
+            with B != 1, or that does not start at 0, decreases, or does not end at T; `inplace` on
+            a tensor whose elements share memory, or on a leaf that requires grad; an unknown mode
+            or tile.
 
     Source: RoFormer, arXiv 2104.09864; halves as in GPT-NeoX, arXiv 2204.06745.
     """
@@ -376,8 +379,8 @@ def multiaxis_rotary(
 
     Args:
         x, cos, sin: as of `rotary_embedding`.
-        position_ids: position of each token on each axis, int32 or int64.
-        axes: the axis that turns each pair, as of `rotary_axes`; int32 or int64.
+        position_ids: position of each token on each axis `[A, B, T]`, int32 or int64.
+        axes: the axis that turns each pair `[P]`, as of `rotary_axes`; int32 or int64.
         interleaved, conjugate, inplace, mode: as of `rotary_embedding`.
         tile: entry of `kernels.tiles.TABLE["multiaxis_rotary", "fused"]`; None chooses.
 

@@ -21,6 +21,11 @@ from kernels.op import TileOption
 MAX_DIM = 256
 # Multi-head latent attention is served with a latent of 512 channels and a rotary key of 64.
 MAX_KEY_DIM, MAX_VALUE_DIM = 576, 512
+# For the docstrings of ops with queries and keys of their own lengths.
+BAD_BOUNDARIES = (
+    "`cu_seqlens_k` without `cu_seqlens`",
+    "boundaries with B != 1, or that do not start at 0, decrease, or do not end at T_q (T_k)",
+)
 
 
 class _Pairs(TypedDict, total=False):

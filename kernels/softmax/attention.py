@@ -17,6 +17,7 @@ from kernels.primitives.layout import contiguous, dense_rows
 from kernels.scale import BAD_SCALE, resolve_scale
 from kernels.softmax import wide as wide_heads
 from kernels.softmax.arguments import (
+    BAD_BOUNDARIES,
     MAX_DIM,
     MAX_KEY_DIM,
     MAX_VALUE_DIM,
@@ -123,8 +124,7 @@ def compute(
         "a window below 1",
         "a softcap that is not positive and finite",
         "`g` without `causal`",
-        "`cu_seqlens_k` without `cu_seqlens`",
-        "boundaries with B != 1, or that do not start at 0, decrease, or do not end at T_q (T_k)",
+        *BAD_BOUNDARIES,
         "an entry of `structure` that is unknown or out of range",
     ],
 )

@@ -11,8 +11,14 @@ from kernels.differentiable import differentiable
 from kernels.modes import check_mode
 from kernels.op import op
 from kernels.primitives.layout import widened
-from kernels.scale import resolve_scale
-from kernels.softmax.arguments import MAX_KEY_DIM, MAX_VALUE_DIM, LseOptions, check_packing
+from kernels.scale import BAD_SCALE, resolve_scale
+from kernels.softmax.arguments import (
+    BAD_BOUNDARIES,
+    MAX_KEY_DIM,
+    MAX_VALUE_DIM,
+    LseOptions,
+    check_packing,
+)
 from kernels.softmax.attention import attention_within
 from kernels.softmax.ranges import power
 
@@ -94,10 +100,14 @@ _up_in_float16 = differentiable(
     compute,
     outputs=("o", "lse"),
     about=f"Differentiable once. The naive form. K + D is 1 to {MAX_KEY_DIM}, V 1 to "
-    f"{MAX_VALUE_DIM}, R any. The tile is one of `attention`.",
+    f"{MAX_VALUE_DIM}, R any.",
     same_dtype=("q_n", "q_r", "c", "k_r", "w_uk", "w_uv"),
-    texts={"lse": "float32; None unless `return_lse`."},
-    raises=[f"K + D above {MAX_KEY_DIM} or V above {MAX_VALUE_DIM}"],
+    texts={"lse": "float32; None unless `return_lse`.", "tile": "That of `attention`."},
+    raises=[
+        f"K + D above {MAX_KEY_DIM} or V above {MAX_VALUE_DIM}",
+        BAD_SCALE,
+        *BAD_BOUNDARIES,
+    ],
 )
 def mla(
     q_n: Float[Tensor, "B T_q H K"],

@@ -20,7 +20,7 @@ from kernels.softmax.select import (
     select_of_nsa,
     without_autocast,
 )
-from kernels.softmax.selected import ABOUT, attend, check_counts, checked
+from kernels.softmax.selected import ABOUT, RAISES, TEXTS, attend, check_counts, checked
 
 
 def _forward(
@@ -103,6 +103,8 @@ def compute(
     about=f"{ABOUT} The compressed branch is computed by PyTorch and needs memory for "
     "T_q · T_k / block_size weights of each head.",
     same_dtype=("q", "k", "v"),
+    texts=TEXTS,
+    raises=[*RAISES, "a block_size, top_k, local_blocks or window below 1"],
 )
 def nsa(
     q: Float[Tensor, "B T_q H K"],

@@ -12,16 +12,16 @@ from kernels.modes import check_mode
 from kernels.op import op, spelled_out
 from kernels.scale import BAD_SCALE, resolve_scale
 from kernels.signature import Signature
-from kernels.softmax.arguments import MAX_DIM, check_heads, check_packing, check_window
+from kernels.softmax.arguments import (
+    BAD_BOUNDARIES,
+    MAX_DIM,
+    check_heads,
+    check_packing,
+    check_window,
+)
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-_PACKED = {"cu_seqlens": "int32 or int64. Boundaries of packed sequences."}
-_PACKED_KEYS = {
-    "cu_seqlens": "int32 or int64. Boundaries of packed sequences of queries.",
-    "cu_seqlens_k": "int32 or int64. Those of the keys; None means those of the queries.",
-}
 
 
 def shapes(given: Given) -> list[tuple[tuple[int, ...], torch.dtype]]:
@@ -57,19 +57,17 @@ def pairs(
     def decorate(page: Callable[P, R]) -> Callable[P, R]:
         parameters = spelled_out(page).parameters
         signature = _Signature.of(page, same_dtype, op=page.__name__)
-        of_keys = "cu_seqlens_k" in parameters
         reasons = [f"K or V outside 1 to {MAX_DIM}"]
         reasons += [BAD_SCALE] if "scale" in parameters else []
         reasons += ["H not G, 2 G, 3 G, ..."] if signature.grouped else []
         reasons += ["a window below 1"] if "window" in parameters else []
-        boundaries = "boundaries that do not delimit all tokens"
+        boundaries = BAD_BOUNDARIES if "cu_seqlens_k" in parameters else [arguments.BAD_BOUNDARIES]
         return op(
             lambda **given: run(**signature.check(given)),
             outputs=outputs,
             about=f"Differentiable once. Sums are float32. K and V are 1 to {MAX_DIM}. {about}",
             same_dtype=same_dtype,
-            texts=_PACKED_KEYS if of_keys else _PACKED,
-            raises=[*reasons, *raises, boundaries + ", or of the keys alone" * of_keys],
+            raises=[*reasons, *raises, *boundaries],
         )(page)
 
     return decorate

@@ -26,8 +26,14 @@ from kernels.differentiable import differentiable
 from kernels.modes import check_mode
 from kernels.op import axes, op
 from kernels.primitives.layout import dense_rows
-from kernels.scale import resolve_scale
-from kernels.softmax.arguments import MAX_DIM, LseOptions, check_heads, check_packing
+from kernels.scale import BAD_SCALE, resolve_scale
+from kernels.softmax.arguments import (
+    BAD_BOUNDARIES,
+    MAX_DIM,
+    LseOptions,
+    check_heads,
+    check_packing,
+)
 from kernels.softmax.launch import result_shapes
 from kernels.softmax.logits import LOG2E
 from kernels.softmax.ranges import powers
@@ -300,9 +306,13 @@ def check_counts(**counts: int) -> None:
 
 ABOUT = (
     f"Differentiable once, in the float arguments that are no indexer's. K and V are 1 to "
-    f"{MAX_DIM}. A call waits for the device, to read indices and boundaries. The tile is one of "
-    "`selected_attention`."
+    f"{MAX_DIM}. A call waits for the device, to read indices and boundaries."
 )
+TEXTS = {
+    "lse": "float32; None unless `return_lse`.",
+    "tile": "That of `selected_attention`.",
+}
+RAISES = (f"K or V above {MAX_DIM}", "H not G, 2 G, 3 G, ...", BAD_SCALE, *BAD_BOUNDARIES)
 _COMMON = ("q", "k", "v", "cu_seqlens", "cu_seqlens_k")
 
 
@@ -323,6 +333,7 @@ def selecting(
         dims = {name: " ".join(axes(p.annotation)) for name, p in parameters.items()}
         own = [name for name, spec in dims.items() if spec and name not in _COMMON]
         counts = [name for name, p in parameters.items() if type(p.default) is int]
+        too_low = f"a {' or '.join(counts)} below 1"
 
         def run(
             *, q: Tensor, k: Tensor, v: Tensor, scale: float | None, cu_seqlens: Tensor | None,
@@ -345,8 +356,8 @@ def selecting(
             outputs=("o", "lse"),
             about=ABOUT,
             same_dtype=("q", "k", "v"),
-            texts={"lse": "float32; None unless `return_lse`."},
-            raises=raises,
+            texts=TEXTS,
+            raises=[*RAISES, too_low, *raises],
         )(page)
 
     return decorate
@@ -360,9 +371,7 @@ def _given(
     return indices, block_size
 
 
-@selecting(
-    _given, raises=[f"K or V above {MAX_DIM}", "an index past the last block of its sequence"]
-)
+@selecting(_given, raises=["an index below -1 or past the last block of its sequence"])
 def selected_attention(
     q: Float[Tensor, "B T_q H K"],
     k: Float[Tensor, "B T_k G K"],
