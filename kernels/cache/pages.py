@@ -43,6 +43,7 @@ def _append_rows(
     stride_p, stride_r, stride_pg, stride_pd,
     D, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
+    """Copy the rows of keys, or of values, that are `new` to their pages."""
     d = tl.arange(0, BLOCK_D).to(tl.int64)
     mask = new[:, None] & (d < D)[None, :]
     source = (n * stride_xn + g * stride_xg + t * stride_xt)[:, None] + d[None, :] * stride_xd
@@ -61,6 +62,7 @@ def _append_kernel(
     K, V,
     RING: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
 ):  # fmt: skip
+    """Append BLOCK_T new tokens of one sequence: the keys and the values of kv head g."""
     # 64-bit throughout: an index times a stride of batch, page or token passes 2^31 in real caches.
     block = tl.program_id(0).to(tl.int64)
     g = tl.program_id(1).to(tl.int64)
@@ -94,6 +96,7 @@ def _gather_rows(
     stride_p, stride_r, stride_pg, stride_pd,
     D, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
+    """Pack rows of keys, or of values: `stored` ones from the pages, `fresh` ones from x."""
     d = tl.arange(0, BLOCK_D).to(tl.int64)
     exists = (d < D)[None, :]
     at = (page * stride_p + row * stride_r + g * stride_pg)[:, None] + d[None, :] * stride_pd
@@ -116,6 +119,7 @@ def _gather_kernel(
     G, K, V,
     RING: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
 ):  # fmt: skip
+    """Pack BLOCK_T tokens of one sequence, stored and new: the keys and the values of kv head g."""
     block = tl.program_id(0).to(tl.int64)
     g = tl.program_id(1).to(tl.int64)
     n = block // blocks_per_sequence

@@ -71,6 +71,7 @@ def _next(x_ptr, row, cols, left, dim, AHEAD: tl.constexpr):
 
 @triton.jit
 def _mixed(rows, weights, total):
+    """`total + Σ_i weights_i ∘ rows_i` over the taps."""
     for tap in tl.static_range(len(weights)):
         total += weights[tap] * rows[tap]
     return total

@@ -75,6 +75,9 @@ def _forward(
     BK: tl.constexpr, BV: tl.constexpr, USE_G: tl.constexpr, USE_HEAD_G: tl.constexpr,
     DPLR: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
+    """A program walks the tokens of one sequence with a tile of the values of one head's state, and
+    writes o and the final state.
+    """
     value_tiles = tl.cdiv(value_dim, BV)
     state = (tl.program_id(0) // value_tiles).to(tl.int64)
     head = state % heads

@@ -61,6 +61,9 @@ def _forward(
     scale, tokens, heads, key_dim: tl.int32, value_dim: tl.int32,
     BK: tl.constexpr, BV: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
+    """A program walks the tokens of one sequence with a tile of the values of S and M of one head,
+    and writes o and the final state.
+    """
     value_tiles = tl.cdiv(value_dim, BV)
     state = (tl.program_id(0) // value_tiles).to(tl.int64)
     head = state % heads

@@ -152,6 +152,7 @@ def _outputs(
 
 @triton.jit
 def _rates(eta_ptr, rows, block, count, heads):
+    """The rates η `[ROWS]` of the tokens of a block; 0 past the last of its mini-batch."""
     at = eta_ptr + (block + rows) * heads
     return tl.load(at, mask=block + rows < count, other=0.0).to(tl.float32)
 

@@ -51,6 +51,7 @@ def _forward(
     x_ptr, A_log_ptr, bias_ptr, g_ptr, bound, count, heads, dim: tl.int32,
     ROWS: tl.constexpr, BD: tl.constexpr, BOUNDED: tl.constexpr,
 ):  # fmt: skip
+    """g of ROWS tokens of one head."""
     head = tl.program_id(0) % heads
     rows = (tl.program_id(0) // heads).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     cols = tl.arange(0, BD)
@@ -67,6 +68,7 @@ def _backward(
     x_ptr, A_log_ptr, bias_ptr, dg_ptr, dx_ptr, dA_log_ptr, dbias_ptr, bound, count, heads,
     dim: tl.int32, ROWS: tl.constexpr, BD: tl.constexpr, BOUNDED: tl.constexpr,
 ):  # fmt: skip
+    """dx of ROWS tokens of one head, and their parts of dA_log and ddt_bias."""
     head = tl.program_id(0) % heads
     rows = (tl.program_id(0) // heads).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     cols = tl.arange(0, BD)

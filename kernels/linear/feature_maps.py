@@ -61,9 +61,9 @@ def _halves(x_ptr, rows, cols, count, dim):
     return above / total, below / total
 
 
-@triton.jit(do_not_specialize=["count", "nu"])
+@triton.jit(do_not_specialize=["count"])
 def _forward(
-    x_ptr, y_ptr, linear, square, count, nu, width, dim: tl.int32,
+    x_ptr, y_ptr, linear, square, count, width, dim: tl.int32,
     KIND: tl.constexpr, ROWS: tl.constexpr, BD: tl.constexpr, BF: tl.constexpr,
 ):  # fmt: skip
     """The factors of `taylor` are those of x and of its squares."""
@@ -122,6 +122,7 @@ def _backward(
     x_ptr, dy_ptr, dx_ptr, linear, square, count, nu, width, dim: tl.int32,
     KIND: tl.constexpr, ROWS: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
+    """dx of ROWS vectors, from the gradient dy of their features."""
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     cols = tl.arange(0, BD)
     inside = (rows < count)[:, None] & (cols < dim)[None, :]
@@ -171,7 +172,7 @@ def _forward_of(*, x: Tensor, kind: str, nu: int, tile: int) -> list[Tensor | No
     BD = next_power_of_2(dim)
     parts = 1 if kind == "hedgehog" else cdiv(width, entry.features)
     _forward[(cdiv(count, entry.tokens) * parts,)](
-        x.contiguous(), y, *_factors(dim), count, nu, width, dim, KIND=kind, ROWS=entry.tokens,
+        x.contiguous(), y, *_factors(dim), count, width, dim, KIND=kind, ROWS=entry.tokens,
         BD=BD, BF=next_power_of_2(width) if parts == 1 else entry.features,
         num_warps=entry.num_warps,
     )  # fmt: skip

@@ -105,6 +105,9 @@ def _forward(
     USE_G: tl.constexpr, USE_HEAD_G: tl.constexpr, USE_GV: tl.constexpr,
     REVERSE: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
+    """A program walks the tokens of one sequence with a tile of the state of one head, and writes
+    the part of o from its keys, and the final state.
+    """
     num_k = tl.cdiv(key_dim, BK)
     num_v = tl.cdiv(value_dim, BV)
     program = tl.program_id(0)
@@ -162,6 +165,13 @@ def _backward(
     USE_G: tl.constexpr, USE_HEAD_G: tl.constexpr, USE_GV: tl.constexpr,
     REVERSE: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
+    """A program walks one sequence twice with a tile of the state of one head: to the last token
+    for dq, and back with D, the gradient of the state, for dk, dv, dg and dgv. It writes the part
+    of each from its keys or values.
+
+    A gate needs the state before its token. The first walk keeps every SEGMENT-th state in
+    `segments`; before it walks a segment back, a program computes the others again, into `states`.
+    """
     num_k = tl.cdiv(key_dim, BK)
     num_v = tl.cdiv(value_dim, BV)
     program = tl.program_id(0)

@@ -82,6 +82,7 @@ def _forward(
     tokens, dim: tl.int32,
     BD: tl.constexpr, LOG: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
+    """o of one sequence, and the final state."""
     sequence, first, length, cols, inside, h = _start(
         cu_seqlens_ptr, initial_ptr, use_initial, tokens, dim, BD, LOG, PACKED
     )
@@ -100,6 +101,7 @@ def _backward(
     dx_ptr, dg_ptr, dinitial_ptr, store_dinitial, before_ptr, tokens, dim: tl.int32,
     BD: tl.constexpr, LOG: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
+    """dx and dg of one sequence, and the gradient of its initial state; `before` keeps h_{t-1}."""
     sequence, first, length, cols, inside, h = _start(
         cu_seqlens_ptr, initial_ptr, use_initial, tokens, dim, BD, LOG, PACKED
     )

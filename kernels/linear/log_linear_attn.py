@@ -54,6 +54,9 @@ def _forward(
     BK: tl.constexpr, BV: tl.constexpr, BL: tl.constexpr,
     USE_G: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
+    """A program walks the tokens of one sequence with a tile of the values of one head, and writes
+    o. `nodes` has the living nodes of its tree.
+    """
     value_tiles = tl.cdiv(value_dim, BV)
     state = (tl.program_id(0) // value_tiles).to(tl.int64)
     head = state % heads

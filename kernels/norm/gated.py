@@ -55,6 +55,7 @@ def _forward(
     ROWS: tl.constexpr, BD: tl.constexpr, CENTER: tl.constexpr, SILU: tl.constexpr,
     FIRST: tl.constexpr,
 ):  # fmt: skip
+    """y of ROWS vectors; FIRST if the gate comes before the norm."""
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     cols = tl.arange(0, BD)
     x = load_rows(x_ptr, rows, cols, dim, count, dim).to(tl.float32)
@@ -77,6 +78,7 @@ def _backward(
     ROWS: tl.constexpr, BD: tl.constexpr, CENTER: tl.constexpr, SILU: tl.constexpr,
     FIRST: tl.constexpr,
 ):  # fmt: skip
+    """dx and dz of ROWS vectors, and their parts of dweight and dbias."""
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     cols = tl.arange(0, BD)
     x = load_rows(x_ptr, rows, cols, dim, count, dim).to(tl.float32)

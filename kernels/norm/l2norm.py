@@ -26,6 +26,7 @@ def _inverse_length(x, eps):
 
 @triton.jit(do_not_specialize=["count"])
 def _forward(x_ptr, y_ptr, eps, count, dim: tl.int32, ROWS: tl.constexpr, BD: tl.constexpr):
+    """y of ROWS vectors."""
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     dims = tl.arange(0, BD)
     x = load_rows(x_ptr, rows, dims, dim, count, dim).to(tl.float32)

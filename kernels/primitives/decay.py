@@ -131,6 +131,7 @@ def decay_by(S, g):
 
 @triton.jit
 def _split(g):
+    """A log decay as a step, a multiple of 2^-8 in base 2, and the natural rest."""
     steps = tl.floor(g * _LOG2_E * 256) * (1 / 256)
     # steps has 16 bits, its product with _HIGH is exact, and so is the difference.
     return steps, (g - steps * _HIGH) - steps * _LOW

@@ -15,6 +15,7 @@ from kernels.tiles import cdiv
 
 @triton.jit(do_not_specialize=["size", "parts"])
 def _add(parts_ptr, total_ptr, size, parts, BLOCK: tl.constexpr, AT_ONCE: tl.constexpr):
+    """Sum `parts [parts, size]` to `total [size]`, AT_ONCE parts at a time."""
     cells = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     rows = tl.arange(0, AT_ONCE)
     total = tl.zeros((BLOCK,), dtype=tl.float32)

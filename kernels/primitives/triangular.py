@@ -68,5 +68,6 @@ def _joined(X, A, C: tl.constexpr, SIDE: tl.constexpr, DTYPE: tl.constexpr):
 
 @triton.jit
 def _between(X_2, A, X_1, DTYPE: tl.constexpr):
+    """X_2 A X_1, of operands that are not rounded."""
     X_A = product(X_2, A, DTYPE, FINE_A=True, FINE_B=True)
     return product(X_A, X_1, DTYPE, FINE_A=True, FINE_B=True)

@@ -156,6 +156,7 @@ def _dot_slices(
     x, y, start, stride_x, stride_y, count_x, count_y, dim, products,
     DTYPE: tl.constexpr, C: tl.constexpr, BLOCK: tl.constexpr, FINE: tl.constexpr,
 ):  # fmt: skip
+    """Add the products of one slice of columns; see `dot_rows`."""
     rows = tl.arange(0, C)
     columns = start + tl.arange(0, BLOCK)
     x_tile = load_rows(x, rows, columns, stride_x, count_x, dim)

@@ -59,6 +59,7 @@ def merge_forward(
     o_a_ptr, lse_a_ptr, o_b_ptr, lse_b_ptr, o_ptr, lse_ptr, unit, count, tokens,
     heads: tl.int32, dim: tl.int32, ROWS: tl.constexpr, PAD: tl.constexpr,
 ):  # fmt: skip
+    """o and LSE of ROWS rows."""
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     dims = tl.arange(0, PAD)
     place = _places(rows, tokens, heads)

@@ -55,6 +55,7 @@ def load_block(matrix, row, column, stride, left, C: tl.constexpr):
 
 @triton.jit
 def store_block(matrix, x, row, column, stride, left, C: tl.constexpr):
+    """Write what a block has of a lower triangle, see `lower`, and 0 elsewhere."""
     rows = tl.arange(0, C)
     x = tl.where(lower(row, column, left, C), x, 0.0)
     store_rows(matrix + row * stride + column, x, rows, rows, stride, left - row, C)
@@ -77,6 +78,7 @@ def overlaps(
 
 @triton.jit
 def load_strengths(beta, row, heads, left, C: tl.constexpr):
+    """β of C tokens from `row` on; 0 past the end."""
     rows = row + tl.arange(0, C)
     return tl.load(beta + rows * heads, mask=rows < left, other=0.0).to(tl.float32)
 

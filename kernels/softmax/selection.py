@@ -24,6 +24,7 @@ def _gather(x, stride, rows, there, exists):
 
 @triton.jit
 def _scatter(x, stride, rows, there, values, exists):
+    """Store rows of a matrix that exist."""
     columns = tl.arange(0, exists.shape[0])
     pointers = x + rows.to(tl.int64)[:, None] * stride + columns[None, :]
     tl.store(pointers, values.to(x.dtype.element_ty), mask=there[:, None] & exists[None, :])

@@ -76,6 +76,7 @@ def _break(products, factor, visible, nearer, PIECES: tl.constexpr):
 
 @triton.jit
 def _sees(key, query, length, CURRENT: tl.constexpr):
+    """Whether a query sees a key before it, or if CURRENT also its own."""
     if CURRENT:
         visible = key <= query
     else:

@@ -30,6 +30,7 @@ def _invert(
     A_ptr, X_ptr, dX_ptr, dA_ptr, cu_seqlens_ptr, sequences, tokens, heads,
     C: tl.constexpr, BC: tl.constexpr, BACKWARD: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
+    """X of one chunk of a head, or if BACKWARD dA."""
     head = tl.program_id(0) % heads
     first, left, _, _ = locate_chunk(
         tl.program_id(0) // heads, cu_seqlens_ptr, sequences, tokens, C, PACKED
