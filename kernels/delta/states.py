@@ -20,6 +20,78 @@ from kernels.primitives.states import optional
 from kernels.tiles import Entry, cdiv
 
 
+@triton.jit
+def _read(
+    S, e_rows, r_rows, rows, keys, stride, left, key_dim,
+    PARTS: tl.constexpr, BK: tl.constexpr, DTYPE: tl.constexpr, READ_R: tl.constexpr,
+):  # fmt: skip
+    """What rows e read of a state, and if READ_R what rows r do, `[BV, C]` each."""
+    through = tl.zeros([S[0].shape[0], rows.shape[0]], tl.float32)
+    out = tl.zeros([S[0].shape[0], rows.shape[0]], tl.float32)
+    for part in tl.static_range(PARTS):
+        skip = part * BK
+        e = load_rows(e_rows + skip, rows, keys, stride, left, key_dim - skip)
+        through = product(S[part], tl.trans(e), DTYPE, FINE_A=True, acc=through)
+        if READ_R:
+            r = load_rows(r_rows + skip, rows, keys, stride, left, key_dim - skip)
+            out = product(S[part], tl.trans(r), DTYPE, acc=out)
+    return through, out
+
+
+@triton.jit
+def _scores(
+    x_rows, r_rows, g, rows, keys, stride, left, key_dim,
+    C: tl.constexpr, PARTS: tl.constexpr, BK: tl.constexpr, DTYPE: tl.constexpr,
+    USE_HEAD_G: tl.constexpr, REVERSE: tl.constexpr,
+):  # fmt: skip
+    """A within a chunk `[C, C]`, transposed: rows are those of x, columns the readers r."""
+    A = tl.zeros([C, C], tl.float32)
+    for part in tl.static_range(PARTS):
+        skip = part * BK
+        x = load_rows(x_rows + skip, rows, keys, stride, left, key_dim - skip)
+        r = load_rows(r_rows + skip, rows, keys, stride, left, key_dim - skip)
+        A = product(x, tl.trans(r), DTYPE, acc=A)
+    if USE_HEAD_G:
+        A *= pair_decay(0 if REVERSE else 1, g, C, DTYPE)
+    seen = rows[:, None] <= rows[None, :]
+    if REVERSE:
+        seen = rows[:, None] >= rows[None, :]
+    return tl.where(seen, A, 0.0)
+
+
+@triton.jit
+def _carry(
+    S, y, written, x_rows, w_rows, passed_rows, g, rows, keys, stride, left, key_dim, factor,
+    PARTS: tl.constexpr, BK: tl.constexpr, DTYPE: tl.constexpr,
+    USE_G: tl.constexpr, USE_HEAD_G: tl.constexpr, REVERSE: tl.constexpr,
+):  # fmt: skip
+    """The state behind a chunk: what of S passes, and what rows x write of y; in reverse less what
+    rows w take of `written`."""
+    if USE_HEAD_G:
+        # A decay of the row as well may be one of y, which is one tile where x has PARTS.
+        y *= head_decay(0 if REVERSE else 1, g, DTYPE)[None, :] * factor
+        passed = decay_of_chunk(g, DTYPE)
+    carried = ()
+    for part in tl.static_range(PARTS):
+        skip = part * BK
+        s = S[part]
+        x = load_rows(x_rows + skip, rows, keys, stride, left, key_dim - skip)
+        if USE_G:
+            channels = passed_rows + skip
+            passed = load_rows(channels, tl.arange(0, 1), keys, 0, 1, key_dim - skip)
+        if USE_G or USE_HEAD_G:
+            s = product(y, x, DTYPE, FINE_A=True, FINE_B=USE_G, acc=s * passed)
+        elif REVERSE:
+            s += product(y, x, DTYPE, FINE_A=True) * factor
+        else:
+            s = product(y, x, DTYPE, FINE_A=True, acc=s)
+        if REVERSE:
+            w = load_rows(w_rows + skip, rows, keys, stride, left, key_dim - skip)
+            s = product(-written, w, DTYPE, FINE_A=True, acc=s)
+        carried += (s,)
+    return carried
+
+
 @triton.jit(do_not_specialize=["tokens", "heads"])
 def _pass_states(
     x_ptr, y_ptr, g_ptr, passed_ptr, e_ptr, w_ptr, r_ptr, scores_ptr, written_ptr, out_ptr,
@@ -96,10 +168,10 @@ def _pass_states(
         left = (length - start).to(tl.int32)
         x_rows = x_ptr + start * key_stride
         e_rows = e_ptr + start * key_stride
+        w_rows = None
         if REVERSE:
             w_rows = w_ptr + start * key_stride
-        if FUSED:
-            r_rows = r_ptr + start * key_stride
+        r_rows = r_ptr + start * key_stride
         if STORES:
             written_rows = written_ptr + start * value_stride
             for part in tl.static_range(PARTS):
@@ -107,17 +179,12 @@ def _pass_states(
                     states_ptr + chunk * key_stride * value_dim + part * part_size,
                     tl.trans(S[part]), keys, values, value_dim, key_dim - part * BK, value_dim,
                 )  # fmt: skip
+        g = None
         if USE_HEAD_G:
             g = load_head_gates(g_ptr + start * heads, rows, heads, left)
-        through = tl.zeros([BV, C], tl.float32)
-        out = tl.zeros([BV, C], tl.float32)
-        for part in tl.static_range(PARTS):
-            skip = part * BK
-            e = load_rows(e_rows + skip, rows, keys, key_stride, left, key_dim - skip)
-            through = product(S[part], tl.trans(e), DTYPE, FINE_A=True, acc=through)
-            if not STORES:
-                r = load_rows(r_rows + skip, rows, keys, key_stride, left, key_dim - skip)
-                out = product(S[part], tl.trans(r), DTYPE, acc=out)
+        through, out = _read(
+            S, e_rows, r_rows, rows, keys, key_stride, left, key_dim, PARTS, BK, DTYPE, not STORES
+        )
         y = tl.trans(
             load_rows(y_ptr + start * value_stride, rows, values, value_stride, left, value_dim)
         )
@@ -126,24 +193,16 @@ def _pass_states(
                 through *= head_decay(1, g, DTYPE)[None, :]
         else:
             y -= through
+        written = y
         if FUSED:
-            # Rows are those of y, columns those of the readers.
             if USE_G:
                 scores = scores_ptr + chunk * heads * C * C
                 A = tl.trans(load_rows(scores, rows, rows, C, C, C))
             else:
-                A = tl.zeros([C, C], tl.float32)
-                for part in tl.static_range(PARTS):
-                    skip = part * BK
-                    x = load_rows(x_rows + skip, rows, keys, key_stride, left, key_dim - skip)
-                    r = load_rows(r_rows + skip, rows, keys, key_stride, left, key_dim - skip)
-                    A = product(x, tl.trans(r), DTYPE, acc=A)
-                if USE_HEAD_G:
-                    A *= pair_decay(0 if REVERSE else 1, g, C, DTYPE)
-                seen = rows[:, None] <= rows[None, :]
-                if REVERSE:
-                    seen = rows[:, None] >= rows[None, :]
-                A = tl.where(seen, A, 0.0)
+                A = _scores(
+                    x_rows, r_rows, g, rows, keys, key_stride, left, key_dim, C, PARTS, BK, DTYPE,
+                    USE_HEAD_G, REVERSE,
+                )  # fmt: skip
             A *= scale
             if REVERSE:
                 # do may be float32.
@@ -157,33 +216,15 @@ def _pass_states(
         elif REVERSE:
             inner = load_rows(written_rows, rows, values, value_stride, left, value_dim)
             written = through + tl.trans(inner)
-        else:
-            written = y
         if STORES:
             store_rows(written_rows, tl.trans(written), rows, values, value_stride, left, value_dim)
-        if USE_HEAD_G:
-            # A decay of the row as well may be one of y, which is one tile where x has PARTS.
-            y *= head_decay(0 if REVERSE else 1, g, DTYPE)[None, :] * factor
-            passed = decay_of_chunk(g, DTYPE)
-        carried = ()
-        for part in tl.static_range(PARTS):
-            skip = part * BK
-            s = S[part]
-            x = load_rows(x_rows + skip, rows, keys, key_stride, left, key_dim - skip)
-            if USE_G:
-                channels = passed_ptr + chunk * key_stride + skip
-                passed = load_rows(channels, tl.arange(0, 1), keys, 0, 1, key_dim - skip)
-            if USE_G or USE_HEAD_G:
-                s = product(y, x, DTYPE, FINE_A=True, FINE_B=USE_G, acc=s * passed)
-            elif REVERSE:
-                s += product(y, x, DTYPE, FINE_A=True) * factor
-            else:
-                s = product(y, x, DTYPE, FINE_A=True, acc=s)
-            if REVERSE:
-                w = load_rows(w_rows + skip, rows, keys, key_stride, left, key_dim - skip)
-                s = product(-written, w, DTYPE, FINE_A=True, acc=s)
-            carried += (s,)
-        S = carried
+        passed_rows = None
+        if USE_G:
+            passed_rows = passed_ptr + chunk * key_stride
+        S = _carry(
+            S, y, written, x_rows, w_rows, passed_rows, g, rows, keys, key_stride, left, key_dim,
+            factor, PARTS, BK, DTYPE, USE_G, USE_HEAD_G, REVERSE,
+        )  # fmt: skip
     for part in tl.static_range(PARTS):
         store_rows(
             final_ptr + state + part * part_size,
