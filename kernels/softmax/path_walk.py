@@ -51,6 +51,20 @@ def place_kept(step, later, half, stride, SPAN: tl.constexpr, RUN: tl.constexpr)
 
 
 @triton.jit
+def products_with_keys(
+    X, k_rows, ahead, apart, stride, key_dim,
+    DTYPE: tl.constexpr, BQ: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PARTS: tl.constexpr,
+):  # fmt: skip
+    """Products `[BQ, BN]` of X, in PARTS slices of K, with the rows `ahead` of K'."""
+    products = tl.zeros((BQ, BN), tl.float32)
+    for part in tl.static_range(PARTS):
+        keys = part * BK + tl.arange(0, BK)
+        tile_k = load_pieces(k_rows, apart, ahead, keys, stride, BN, key_dim)
+        products = product_of_pieces(X[part], transposed(tile_k), DTYPE, products)
+    return products
+
+
+@triton.jit
 def _see(
     products, visible, v, do, query_gate, key_gate, row_max, weight_sum, of_d, acc,
     stride_v, stride_o, left, count, value_dim,
@@ -224,12 +238,10 @@ def attend(
             keys = part * BK + tl.arange(0, BK)
             X += (load_pieces(x_from, apart_x, rows, keys, stride, left, key_dim),)
         for start in tl.range(0, SPAN, BN):
-            products = tl.zeros((BQ, BN), tl.float32)
-            for part in tl.static_range(PARTS):
-                keys = part * BK + tl.arange(0, BK)
-                k_rows = k + start * stride_k
-                tile_k = load_pieces(k_rows, apart_k, ahead, keys, stride_k, BN, key_dim)
-                products = product_of_pieces(X[part], transposed(tile_k), DTYPE, products)
+            k_rows = k + start * stride_k
+            products = products_with_keys(
+                X, k_rows, ahead, apart_k, stride_k, key_dim, DTYPE, BQ, BN, BK, PARTS
+            )
             key_gate = gates_of_chunk(gate, rest, shut_count, key_place + start, BN, BN, GATED)
             key_gate = as_columns(key_gate, GATED)
             row_max, weight_sum, of_d, acc = _see(

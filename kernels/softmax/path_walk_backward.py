@@ -29,7 +29,33 @@ from kernels.softmax.chunked import (
     place_in_heads,
 )
 from kernels.softmax.path_spans import load_block
-from kernels.softmax.path_walk import locate_in_run, place_kept
+from kernels.softmax.path_walk import locate_in_run, place_kept, products_with_keys
+
+
+@triton.jit
+def _return_span(
+    dX, kept, m_rows, apart_dx, apart_m, stride, left, key_dim,
+    DTYPE: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, PARTS: tl.constexpr,
+    SLICE: tl.constexpr,
+):  # fmt: skip
+    """dX Mᵀ, in PARTS slices of K: dX at the start of a span from dX behind it, which is kept."""
+    rows = tl.arange(0, BQ)
+    for part in tl.static_range(PARTS):
+        keys = part * BK + tl.arange(0, BK)
+        store_pieces(kept, apart_dx, dX[part], rows, keys, stride, left, key_dim)
+    # Wait for the rows that other threads write.
+    tl.debug_barrier()
+    returned = ()
+    for part in tl.static_range(PARTS):
+        keys = part * BK + tl.arange(0, BK)
+        acc = tl.zeros((BQ, BK), tl.float32)
+        for start in tl.range(0, key_dim, SLICE):
+            along = start + tl.arange(0, SLICE)
+            of_x = load_pieces(kept, apart_dx, rows, along, stride, left, key_dim)
+            M_tile = load_pieces(m_rows, apart_m, keys, along, key_dim, key_dim, key_dim)
+            acc = product_of_pieces(of_x, transposed(M_tile), DTYPE, acc)
+        returned += (acc,)
+    return returned
 
 
 @triton.jit(do_not_specialize=["run", "sequences", "tokens", "heads", "group", "spans"])
@@ -101,35 +127,20 @@ def walk_back(
             tl.store(sums + place - back + rows, row_sum, mask=exists)
         if at > 0:
             # Behind the span before, which is farther away.
-            passed = dx - (back + SPAN) * stride
-            for part in tl.static_range(PARTS):
-                keys = part * BK + tl.arange(0, BK)
-                store_pieces(passed, apart_dx, dX[part], rows, keys, stride, left, key_dim)
-            # Wait for the rows that other threads write.
-            tl.debug_barrier()
-            m_rows = m - step * stride_k * key_dim
-            dX = ()
-            for part in tl.static_range(PARTS):
-                keys = part * BK + tl.arange(0, BK)
-                acc = tl.zeros((BQ, BK), tl.float32)
-                for start in tl.range(0, key_dim, SLICE):
-                    along = start + tl.arange(0, SLICE)
-                    of_x = load_pieces(passed, apart_dx, rows, along, stride, left, key_dim)
-                    M_tile = load_pieces(m_rows, apart_m, keys, along, key_dim, key_dim, key_dim)
-                    acc = product_of_pieces(of_x, transposed(M_tile), DTYPE, acc)
-                dX += (acc,)
+            dX = _return_span(
+                dX, dx - (back + SPAN) * stride, m - step * stride_k * key_dim,
+                apart_dx, apart_m, stride, left, key_dim, DTYPE, BQ, BK, PARTS, SLICE,
+            )  # fmt: skip
         x_from = x + place_kept(step, earlier, half, stride, SPAN, RUN)
         X = ()
         for part in tl.static_range(PARTS):
             keys = part * BK + tl.arange(0, BK)
             X += (load_pieces(x_from, apart_x, rows, keys, stride, left, key_dim),)
         for start in tl.range(0, SPAN, BN):
-            products = tl.zeros((BQ, BN), tl.float32)
             k_rows = k + (start - back) * stride_k
-            for part in tl.static_range(PARTS):
-                keys = part * BK + tl.arange(0, BK)
-                tile_k = load_pieces(k_rows, apart_k, ahead, keys, stride_k, BN, key_dim)
-                products = product_of_pieces(X[part], transposed(tile_k), DTYPE, products)
+            products = products_with_keys(
+                X, k_rows, ahead, apart_k, stride_k, key_dim, DTYPE, BQ, BN, BK, PARTS
+            )
             key_place = place - inside - back + start
             key_gate = gates_of_chunk(gate, rest, shut_count, key_place, BN, BN, GATED)
             key_gate = as_columns(key_gate, GATED)
