@@ -119,8 +119,8 @@ BUGS = {
         ),
         planted=Edit(
             "kernels.softmax.attention",
-            "return *each, *self.do.stride()[:3],",
-            "return *each, *self.do.contiguous().stride()[:3],",
+            "outer_strides(self.q, self.k, self.v, self.do)",
+            "outer_strides(self.q, self.k, self.v, self.do.contiguous())",
         ),
     ),
     "saved_tensors_read_twice": KnownBug(
@@ -808,8 +808,8 @@ BUGS = {
         pinned=HEADS_FIRST,
         planted=Edit(
             "kernels.softmax.attention",
-            "*k.stride()[:3], *v.stride()[:3], *self.pairs",
-            "*k.contiguous().stride()[:3], *v.stride()[:3], *self.pairs",
+            "*outer_strides(q, k, v), *self.pairs,\n            GATED",
+            "*outer_strides(q, k.contiguous(), v), *self.pairs,\n            GATED",
         ),
     ),
     "strides_of_dims_of_one": KnownBug(
@@ -1001,8 +1001,8 @@ BUGS = {
         ),
         planted=Edit(
             "kernels.softmax.attention",
-            "*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *self.pairs",
-            "*q.stride()[:3], *k.stride()[:3], *k.stride()[:3], *self.pairs",
+            "*outer_strides(q, k, v), *self.pairs,\n            GATED",
+            "*outer_strides(q, k, k), *self.pairs,\n            GATED",
         ),
     ),
     "values_past_the_length_of_a_page": KnownBug(

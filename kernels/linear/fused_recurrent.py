@@ -29,7 +29,7 @@ from torch import Tensor
 from kernels.arguments import count_sequences
 from kernels.primitives.chunks import cut, locate_sequence
 from kernels.primitives.decay import decay_by, gate_flags
-from kernels.primitives.layout import dense_rows
+from kernels.primitives.layout import dense_rows, outer_strides
 from kernels.primitives.parts import add_parts, empty_parts
 from kernels.primitives.rows import store_row
 from kernels.primitives.states import optional
@@ -307,7 +307,7 @@ def forward(
     _forward[(sequences * heads * num_k * num_v,)](
         *rows, cu_seqlens, *optional(initial_state, q), o, *optional(final_state, q),
         scale, batch * tokens * heads, tokens, heads, key_dim, value_dim,
-        *_strides(*rows),
+        *outer_strides(*rows),
         BK=BK,
         BV=BV,
         **gate_flags(g),
@@ -361,7 +361,7 @@ def backward(
         do, *optional(dfinal_state, q), dq, dk, dv, dg, dgv,
         *optional(dinitial_state, q), segments, states,
         scale, batch * tokens * heads, tokens, heads, key_dim, value_dim,
-        *_strides(*rows, do),
+        *outer_strides(*rows, do),
         BK=BK,
         BV=BV,
         SEGMENT=tile.tokens,
@@ -384,7 +384,3 @@ def backward(
 def _width(dim: int, tile: Tile) -> int:
     """The width of a tile of the state along K or V."""
     return min(tile.features, max(16, next_power_of_2(dim)))
-
-
-def _strides(*tensors: Tensor | None) -> list[int]:
-    return [stride for x in tensors for stride in ((0, 0, 0) if x is None else x.stride()[:3])]

@@ -14,6 +14,11 @@ def dense_rows(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
     return tuple(x if x is None or x.stride(-1) == 1 else x.contiguous() for x in tensors)
 
 
+def outer_strides(*tensors: Tensor | None) -> list[int]:
+    """Return the strides of their first three dims, as of `dense_rows [B, T, H, D]`, 0 for None."""
+    return [step for x in tensors for step in ((0, 0, 0) if x is None else x.stride()[:3])]
+
+
 def with_dense_gradient(x: Tensor) -> Tensor:
     """x without gaps, whose gradient comes without gaps too, as it passes a flat tensor.
 

@@ -13,7 +13,7 @@ from kernels.arguments import FLOATS, count_sequences
 from kernels.differentiable import differentiable, schema_of
 from kernels.modes import check_mode
 from kernels.op import op
-from kernels.primitives.layout import contiguous, dense_rows
+from kernels.primitives.layout import contiguous, dense_rows, outer_strides
 from kernels.scale import BAD_SCALE, resolve_scale
 from kernels.softmax import wide as wide_heads
 from kernels.softmax.arguments import (
@@ -329,7 +329,7 @@ class Call:
             wide_heads.wide_forward[(count * parts * self.sequences * heads,)](
                 q, k, v, o, lse, *softmax, self.sink, self.alibi_slopes, *boundaries,
                 *self.numbers, count, parts, heads, *self.dims,
-                *wide_heads.strides(q, k, v), *self.pairs, **constants, **shape,
+                *outer_strides(q, k, v), *self.pairs, **constants, **shape,
             )  # fmt: skip
             return [o, lse, softmax]
         gates = (None, None, None)
@@ -340,7 +340,7 @@ class Call:
         attention_forward[(count * self.sequences * heads,)](
             q, k, v, o, lse, *softmax, self.sink, self.alibi_slopes, *gates, *boundaries,
             *self.numbers, count, heads, *self.dims,
-            *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *self.pairs,
+            *outer_strides(q, k, v), *self.pairs,
             GATED=self.g is not None, **constants,
             **launch(tile, k, v, held="QUERIES", read="KEYS"),
         )  # fmt: skip
@@ -428,8 +428,7 @@ class _Backward:
 
     @property
     def strides(self) -> tuple[Any, ...]:
-        each = (step for x in (self.q, self.k, self.v) for step in x.stride()[:3])
-        return *each, *self.do.stride()[:3], *self.call.pairs
+        return *outer_strides(self.q, self.k, self.v, self.do), *self.call.pairs
 
     @property
     def constants(self) -> dict[str, bool | int]:
@@ -440,7 +439,7 @@ class _Backward:
         queries, heads, value_dim = *self.q.shape[1:3], self.v.shape[3]
         attention_terms[(count * self.call.sequences * heads,)](
             self.o, self.do, self.dlse, *self.softmax, self.terms, self.call.cu_seqlens,
-            queries, count, heads, value_dim, *self.do.stride()[:3],
+            queries, count, heads, value_dim, *outer_strides(self.do),
             PACKED=self.call.cu_seqlens is not None, QUERIES=tokens,
             PAD_V=next_power_of_2(value_dim),
         )  # fmt: skip

@@ -25,7 +25,7 @@ from kernels.arguments import (
 from kernels.differentiable import differentiable
 from kernels.modes import check_mode
 from kernels.op import axes, op
-from kernels.primitives.layout import dense_rows
+from kernels.primitives.layout import dense_rows, outer_strides
 from kernels.scale import BAD_SCALE, resolve_scale
 from kernels.softmax.arguments import (
     BAD_BOUNDARIES,
@@ -190,7 +190,7 @@ def _forward(
         selection.slots, selection.counts, selection.positions, selection.starts,
         scale * LOG2E.value, queries, select_heads, indices.shape[3], block_size, parts,
         select_heads // k.shape[2], group, *dims,
-        *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], **constants,
+        *outer_strides(q, k, v), **constants,
     )  # fmt: skip
     return [o, lse, softmax]
 
@@ -218,7 +218,7 @@ def _backward(
         do, dlse = scaled.divided(do, dlse)
     do = do.to(dtype)
     q, k, v, do = dense_rows(q, k, v, do)
-    strides = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *do.stride()[:3])
+    strides = outer_strides(q, k, v, do)
     factor = scale * LOG2E.value
     if dq.numel():
         rows = _rows(tile, group)

@@ -24,7 +24,7 @@ from torch import Tensor
 from kernels import tiles
 from kernels.arguments import check_boundaries, count_sequences
 from kernels.differentiable import Given, differentiable
-from kernels.primitives.layout import dense_rows
+from kernels.primitives.layout import dense_rows, outer_strides
 from kernels.primitives.product import product, select_and_sum
 from kernels.recurrence import StatelessOptions
 from kernels.softmax.launch import launch
@@ -285,10 +285,6 @@ def _dims(q: Tensor, k: Tensor, v: Tensor) -> tuple[int, int, int]:
     return q.shape[2] // k.shape[2], k.shape[3], v.shape[3]
 
 
-def _strides(*tensors: Tensor) -> list[int]:
-    return [stride for x in tensors for stride in x.stride()[:3]]
-
-
 def _forward(
     *, q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor | None, scale: float,
     attend_current: bool, tile: int,
@@ -304,7 +300,7 @@ def _forward(
     count = cdiv(longest, shape["QUERIES"])
     _near_to_far[(count * count_sequences(batch, cu_seqlens) * heads,)](
         q, k, v, o, rest, rest, rest, cu_seqlens, scale * LOG2E.value, tokens, count, heads,
-        0, *_dims(q, k, v), *_strides(q, k, v), BORDERS=False,
+        0, *_dims(q, k, v), *outer_strides(q, k, v), BORDERS=False,
         **_constants(q, cu_seqlens, attend_current), **shape,
     )  # fmt: skip
     return [o, rest]
@@ -334,15 +330,15 @@ def _backward(
     constants = _constants(q, cu_seqlens, attend_current)
     _near_to_far[(count * sequences * heads,)](
         q, k, v, d0, d0, nearer, of_all, cu_seqlens, factor, tokens, count, heads, borders,
-        *dims, *_strides(q, k, v), BORDERS=True, **constants, **shape,
+        *dims, *outer_strides(q, k, v), BORDERS=True, **constants, **shape,
     )  # fmt: skip
     _far_to_near[(count * sequences * heads,)](
         q, k, v, d0, d1, dq, nearer, farther, of_all, cu_seqlens, scale, factor, tokens, count,
-        heads, borders, *dims, *_strides(q, k, v, d0), **constants, **shape,
+        heads, borders, *dims, *outer_strides(q, k, v, d0), **constants, **shape,
     )  # fmt: skip
     _by_key[(borders * sequences * k.shape[2],)](
         q, k, v, d0, dk, dv, nearer, farther, cu_seqlens, scale, factor, tokens, borders,
-        k.shape[2], borders, *dims, *_strides(q, k, v, d0), **constants, **by_key,
+        k.shape[2], borders, *dims, *outer_strides(q, k, v, d0), **constants, **by_key,
     )  # fmt: skip
     return [dq, dk, dv, None]
 

@@ -26,7 +26,7 @@ from torch import Tensor
 from kernels import tiles
 from kernels.arguments import check_boundaries, count_sequences
 from kernels.differentiable import differentiable
-from kernels.primitives.layout import dense_rows
+from kernels.primitives.layout import dense_rows, outer_strides
 from kernels.primitives.product import product
 from kernels.softmax.launch import launch
 from kernels.softmax.logits import (
@@ -396,10 +396,6 @@ def _options(
     return numbers, window, (q.shape[2] // max(k.shape[2], 1), k.shape[3], v.shape[3]), constants
 
 
-def _strides(*tensors: Tensor) -> list[int]:
-    return [stride for x in tensors for stride in x.stride()[:3]]
-
-
 def _rows_of_queries(
     q: Tensor, k: Tensor, v: Tensor, r: Tensor | None, do: Tensor | None, out: Tensor,
     dr: Tensor | None, weights: Weights, cu_seqlens: Tensor | None, cu_seqlens_k: Tensor | None,
@@ -420,7 +416,7 @@ def _rows_of_queries(
     _by_query[(count * count_sequences(batch, cu_seqlens) * heads,)](
         q, k, v, r, do, out, dr, terms, cu_seqlens, cu_seqlens_k, *numbers, weights.eps,
         window, queries, k.shape[1], count, heads, *dims,
-        *_strides(q, k, v, q if r is None else r, q if do is None else do),
+        *outer_strides(q, k, v, q if r is None else r, q if do is None else do),
         GRADIENT=do is not None, **constants,
         **launch(tile, k, v, held="QUERIES", read="KEYS"),
     )  # fmt: skip
@@ -461,7 +457,7 @@ def _backward(
     q, k, v, r, d0 = dense_rows(q, k, v, r, d0)
     _by_key[(count * count_sequences(batch, cu_seqlens) * kv_heads,)](
         q, k, v, r, d0, dk, dv, terms, cu_seqlens, cu_seqlens_k, *numbers, window, q.shape[1],
-        keys, count, kv_heads, *dims, *_strides(q, k, v, q if r is None else r, d0),
+        keys, count, kv_heads, *dims, *outer_strides(q, k, v, q if r is None else r, d0),
         **constants, **launch(tile, k, v, held="KEYS", read="QUERIES"),
     )  # fmt: skip
     return [dq, dk, dv, dr, None, None]

@@ -9,7 +9,6 @@ from typing import Any
 
 import triton
 import triton.language as tl
-from torch import Tensor
 
 from kernels import tiles
 from kernels.softmax.logits import (
@@ -286,7 +285,3 @@ def shape(entry: tiles.Entry, dim: int) -> tuple[int, dict[str, Any]]:
         "num_warps": entry.num_warps,
         "num_stages": entry.num_stages,
     }
-
-
-def strides(*tensors: Tensor) -> list[int]:
-    return [stride for x in tensors for stride in x.stride()[:3]]
