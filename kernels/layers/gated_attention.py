@@ -8,10 +8,10 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from kernels.arguments import check_range, check_size, describe
+from kernels.arguments import check_range, check_size
 from kernels.cache import KVCache
 from kernels.cache.counts import token_counts
-from kernels.layers.heads import check_heads, part_of
+from kernels.layers.heads import check_heads, check_hidden, part_of
 from kernels.layers.rotary_embedding import RotaryEmbedding
 from kernels.norm.l2norm import check_eps
 from kernels.softmax.arguments import MAX_DIM, check_window
@@ -172,12 +172,7 @@ class GatedAttention(nn.Module):
             TypeError, ValueError: see `attention` and `KVCache.attend`; an x of another width; a
                 cache of another number of sequences, and then it gains nothing.
         """
-        if not isinstance(x, Tensor) or x.dim() != 3 or x.shape[2] != self.hidden_size:
-            raise ValueError(
-                f"x: {describe(x)}, expected [B, T, hidden_size] "
-                f"with hidden_size = {self.hidden_size}"
-            )
-        batch, tokens, _ = x.shape
+        batch, tokens = check_hidden(x, self.hidden_size)
         if cache is None and offset is not None:
             raise ValueError("offset: given without a cache, expected none")
         if cache is not None and cu_seqlens is not None:

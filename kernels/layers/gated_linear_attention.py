@@ -7,9 +7,9 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from kernels.arguments import check_cu_seqlens, check_range, count_sequences, describe
+from kernels.arguments import check_cu_seqlens, check_range, count_sequences
 from kernels.cache import RecurrentCache
-from kernels.layers.heads import check_heads, part_of
+from kernels.layers.heads import check_heads, check_hidden, part_of
 from kernels.linear.gla import gla
 from kernels.modes import check_mode
 from kernels.norm.l2norm import check_eps
@@ -123,12 +123,7 @@ class GatedLinearAttention(nn.Module):
             TypeError, ValueError: see `gla`; an x of another width; a cache of another number of
                 sequences or without this layer.
         """
-        if not isinstance(x, Tensor) or x.dim() != 3 or x.shape[2] != self.hidden_size:
-            raise ValueError(
-                f"x: {describe(x)}, expected [B, T, hidden_size] "
-                f"with hidden_size = {self.hidden_size}"
-            )
-        batch, tokens, _ = x.shape
+        batch, tokens = check_hidden(x, self.hidden_size)
         q = self.q_proj(x).view(batch, tokens, self.num_heads, self.key_dim)
         k, v, decay = (
             of_each_head(projection(x).view(batch, tokens, self.num_kv_heads, dim), self.num_heads)

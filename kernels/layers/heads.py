@@ -1,8 +1,18 @@
-"""The sizes that layers of grouped heads share."""
+"""The checks of sizes that layers of grouped heads share."""
 
 from math import isfinite
 
-from kernels.arguments import check_size
+from torch import Tensor
+
+from kernels.arguments import check_size, describe
+
+
+def check_hidden(x: Tensor, hidden_size: int) -> tuple[int, int]:
+    """Return B and T of hidden states, and refuse anything else with a ValueError."""
+    if not isinstance(x, Tensor) or x.dim() != 3 or x.shape[2] != hidden_size:
+        wanted = f"[B, T, hidden_size] with hidden_size = {hidden_size}"
+        raise ValueError(f"x: {describe(x)}, expected {wanted}")
+    return x.shape[0], x.shape[1]
 
 
 def check_heads(*, num_heads: int, num_kv_heads: int | None, **sizes: int) -> int:
