@@ -7,9 +7,8 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
-from reference.op import op
 from reference.softmax.masked import finite_maximum, softmax_with_sink
-from reference.softmax.run import TEXTS, LseOptions, run, sees
+from reference.softmax.run import LseOptions, attention_op, run, sees
 from reference.softmax.structure import Structure, intervals, pairs
 
 
@@ -126,7 +125,7 @@ def online(
     return (o / l[..., None]).transpose(1, 2), m + torch.log(l)
 
 
-@op(definition, online, run=run, same_dtype=("q", "k", "v"), outputs=("o", "lse"), texts=TEXTS)
+@attention_op(definition, online, run=run, outputs=("o", "lse"))
 def attention(
     q: Float[Tensor, "B T_q H K"],
     k: Float[Tensor, "B T_k G K"],
@@ -177,10 +176,8 @@ def attention(
             dilation, a tree, a table of blocks. See `reference.softmax.structure.Structure`.
 
     Raises:
-        ValueError: H not G, 2 G, 3 G, ...; a scale that is NaN or infinite; a window below 1; a
-            softcap that is not positive and finite; `g` without `causal`; `cu_seqlens_k` without
-            `cu_seqlens`; boundaries with B != 1, or that do not start at 0, decrease, or do not end
-            at T_q (T_k); an entry of `structure` that is unknown or not as it says.
+        ValueError: H not G, 2 G, 3 G, ...; a window below 1; a softcap that is not positive and
+            finite; `g` without `causal`; an entry of `structure` that is unknown or not as it says.
 
     Source: Vaswani et al., arXiv 1706.03762 (softmax attention); Gemma 2, arXiv 2408.00118 (soft
         capping); Press et al., arXiv 2108.12409 (ALiBi); Lin et al., Forgetting Transformer,

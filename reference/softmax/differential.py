@@ -7,9 +7,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from reference.heads import heads_per_group
-from reference.op import Form, op
+from reference.op import Form
 from reference.softmax.attention import attention
-from reference.softmax.run import Options
+from reference.softmax.run import Options, attention_op
 
 
 def definition(
@@ -49,20 +49,8 @@ def _run(
     return o.to(q1.dtype)
 
 
-@op(
-    definition,
-    stacked,
-    run=_run,
-    same_dtype=("q1", "k1", "q2", "k2", "v"),
-    outputs=("o",),
-    texts={
-        "causal": "Hide the keys after the query, aligned at the bottom right.",
-        "window": "W >= 1, the number of keys seen, the query's own included; without `causal` "
-        "another W - 1 on the other side.",
-        "cu_seqlens": "Boundaries of N packed sequences of queries, in tokens; B is then 1. None "
-        "means N = B sequences.",
-        "cu_seqlens_k": "The boundaries among the keys; None means those of the queries.",
-    },
+@attention_op(
+    definition, stacked, run=_run, same_dtype=("q1", "k1", "q2", "k2", "v"), outputs=("o",)
 )
 def differential_attention(
     q1: Float[Tensor, "B T_q H K"],
@@ -89,14 +77,15 @@ def differential_attention(
         q2: Queries of the second attention.
         k2: Its keys.
         lam: λ of each head.
+        causal: Hide the keys after the query, aligned at the bottom right.
+        window: W >= 1, the number of keys seen, the query's own included; without `causal` another
+            W - 1 on the other side.
 
     Returns:
         o: In the dtype of q1.
 
     Raises:
-        ValueError: H not G, 2 G, 3 G, ...; a scale that is NaN or infinite; a window below 1;
-            `cu_seqlens_k` without `cu_seqlens`; boundaries with B != 1, or that do not start at 0,
-            decrease, or do not end at T_q (T_k).
+        ValueError: H not G, 2 G, 3 G, ...; a window below 1.
 
     Source: Ye et al., Differential Transformer, arXiv 2410.05258, equation 1.
     """
