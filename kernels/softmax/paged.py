@@ -22,6 +22,7 @@ from kernels.softmax.arguments import (
 )
 from kernels.softmax.launch import factor_and_cap
 from kernels.softmax.paged_forward import merge_parts, paged_forward
+from kernels.softmax.tree import check_tree, walk
 from kernels.tiles import cdiv, next_power_of_2
 
 _EIGHT_BITS = (torch.int8, torch.float8_e4m3fn)
@@ -53,23 +54,6 @@ def check_table(block_table: Tensor, lengths: Tensor, size: int, pool: int) -> N
         )
 
 
-def walk(parents: list[int]) -> tuple[list[int], list[int]]:
-    """When a depth-first walk of a tree enters each node, and when it has met its descendants.
-
-    Node a is an ancestor of i, or i itself, if and only if `enter[a] <= enter[i] < leave[a]`.
-    """
-    # The last entries are those of the forest: the parent of a root is -1.
-    sizes, free = [1] * (len(parents) + 1), [0] * (len(parents) + 1)
-    for node in reversed(range(len(parents))):
-        sizes[parents[node]] += sizes[node]
-    enter = []
-    for node, parent in enumerate(parents):
-        enter.append(free[parent])
-        free[parent] += sizes[node]
-        free[node] = enter[node] + 1
-    return enter, [start + size for start, size in zip(enter, sizes, strict=False)]
-
-
 def _walks(
     parents: Tensor | None, lengths: Tensor, cu_seqlens: Tensor | None
 ) -> tuple[Tensor | None, Tensor | None]:
@@ -84,14 +68,7 @@ def _walks(
         for start, stop in pairwise(bounds)
     ]
     for tree, length in zip(each, lengths.tolist(), strict=True):
-        if len(tree) > length:
-            raise ValueError(
-                f"parents: {len(tree)} queries of a sequence of {length} keys, expected no more "
-                "queries than keys"
-            )
-        for i, parent in enumerate(tree):
-            if not -1 <= parent < i:
-                raise ValueError(f"parents: {parent} of query {i}, expected -1 to {i - 1}")
+        check_tree("parents", tree, length)
     walks = [walk(tree) for tree in each]
     enter, leave = (
         torch.tensor([number for numbers in side for number in numbers], dtype=torch.int32)

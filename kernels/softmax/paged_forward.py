@@ -93,7 +93,7 @@ def _descends(enter, leave, entered, node, drafted):
     """Whether each key of a tree is an ancestor of each query, or the query itself.
 
     Args:
-        enter, leave: of the nodes of this tree, see `kernels.softmax.paged.walk`.
+        enter, leave: of the nodes of this tree, see `kernels.softmax.tree.walk`.
         entered: `enter` of the queries `[rows, 1]`.
         node: the keys' nodes `[columns]`.
         drafted: which of them exist.

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from kernels.arguments import check_boundaries, check_size, describe
 from kernels.softmax.logits import LOG2E
+from kernels.softmax.tree import check_tree, walk
 from kernels.tiles import cdiv
 
 
@@ -203,34 +204,16 @@ def _check_prefix(lengths: list[int], keys: list[int]) -> None:
 def _tree(
     parents: list[int], queries: list[int], keys: list[int], device: torch.device
 ) -> tuple[Tensor, Tensor, Tensor]:
+    """The rule of trees, one for each sequence; they hide none of the keys before the queries."""
     codes, lows, highs = [], [], []
     for tokens, known in zip(queries, keys, strict=True):
-        if tokens > known:
-            raise ValueError(
-                f"structure: parents: of {tokens} queries with {known} keys, "
-                "expected a key of each query"
-            )
         own, parents = parents[:tokens], parents[tokens:]
-        for i, parent in enumerate(own):
-            if not -1 <= parent < i:
-                raise ValueError(
-                    f"structure: parents: {parent} of query {i}, "
-                    f"expected -1 or an earlier query, at most {i - 1}"
-                )
-        descendants = [1] * tokens
-        for i in reversed(range(tokens)):
-            if own[i] >= 0:
-                descendants[own[i]] += descendants[i]
-        # The number of a node, and the next one that is free among its children; last the roots'.
-        free, numbers = [0] * (tokens + 1), []
-        for i, parent in enumerate(own):
-            numbers.append(free[parent])
-            free[parent] += descendants[i]
-            free[i] = numbers[i] + 1
+        check_tree("structure: parents", own, known)
+        enter, leave = walk(own)
         before = known - tokens
-        codes += numbers
-        lows += [-_END] * before + numbers
-        highs += [_END] * before + [a + b for a, b in zip(numbers, descendants, strict=True)]
+        codes += enter
+        lows += [-_END] * before + enter
+        highs += [_END] * before + leave
     code, low, high = (
         torch.tensor(x, dtype=torch.int32, device=device) for x in (codes, lows, highs)
     )

@@ -4,7 +4,7 @@ from itertools import product
 
 import pytest
 
-from kernels.softmax.paged import walk
+from kernels.softmax.tree import walk
 
 
 @pytest.mark.parametrize("nodes", range(7))
