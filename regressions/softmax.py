@@ -265,9 +265,9 @@ BUGS = {
             "kernels.softmax.paged_forward",
             (
                 "base = finite_maximum(new_max)\n"
-                "        decay = tl.exp2(row_max - base)\n        weight"
+                "        shrink = tl.exp2(row_max - base)\n        weight"
             ),
-            "base = new_max\n        decay = tl.exp2(row_max - base)\n        weight",
+            "base = new_max\n        shrink = tl.exp2(row_max - base)\n        weight",
         ),
     ),
     "exponential_before_the_mask": KnownBug(

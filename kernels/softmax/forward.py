@@ -87,12 +87,12 @@ def attention_forward(
                 k_tile = load_rows(k, stride_kt, start, columns, high, in_k, FULL_K, phase != 1)
                 key_gate = load_gates(gate, rest, shut_count, gates + key, key < high, GATED)
                 products = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee")
-                p, decay, row_max, weight_sum = online_softmax(
+                p, shrink, row_max, weight_sum = online_softmax(
                     products, visible, query, key, shift, factor, cap, slope, query_gate, key_gate,
                     added, row_max, weight_sum, PAIRED or phase != 1, CAPPED, ALIBI, GATED, BIASED,
                 )  # fmt: skip
                 v_tile = load_rows(v, stride_vt, start, columns, high, in_v, FULL_V, phase != 1)
-                acc *= decay[:, None]
+                acc *= shrink[:, None]
                 acc = tl.dot(p.to(v_tile.dtype), v_tile, acc, input_precision="ieee")
 
     out = acc / tl.where(weight_sum == 0.0, 1.0, weight_sum)[:, None]

@@ -314,5 +314,5 @@ def online_softmax(
     p = tl.exp2(s)
     if MASKED:
         p = tl.where(visible, p, 0.0)
-    decay = tl.exp2(row_max - base)
-    return p, decay, new_max, weight_sum * decay + tl.sum(p, 1)
+    shrink = tl.exp2(row_max - base)
+    return p, shrink, new_max, weight_sum * shrink + tl.sum(p, 1)

@@ -197,7 +197,7 @@ def paged_forward(
             node = columns - shift
             of_tree = _descends(enter + place, leave + place, entered, node, inside & (node >= 0))
             visible = visible & ((key < shift) | of_tree)
-        p, decay, row_max, weight_sum = online_softmax(
+        p, shrink, row_max, weight_sum = online_softmax(
             products, visible, query, key, shift, factor, cap, slope, 0, 0, 0.0,
             row_max, weight_sum, True, CAPPED, ALIBI, False, False,
         )  # fmt: skip
@@ -205,7 +205,7 @@ def paged_forward(
             v, v_scale, table, columns, inside, size, stride_tm, stride_vp, stride_vc, stride_vd,
             stride_vsp, stride_vsc, dims_v, in_v, V_SCALED,
         )  # fmt: skip
-        acc *= decay[:, None]
+        acc *= shrink[:, None]
         if V_SCALED:
             # A weight times a scale need not fit into 16 bits.
             v_tile = v_tile.to(tl.float32) * v_factor[:, None]
@@ -246,11 +246,11 @@ def merge_parts(
         part = tl.load(parts + row[:, None] * value_dim + dims[None, :], mask=mask, other=0.0)
         new_max = tl.maximum(row_max, part_max)
         base = finite_maximum(new_max)
-        decay = tl.exp2(row_max - base)
+        shrink = tl.exp2(row_max - base)
         weight = tl.exp2(part_max - base)
         part_sum = tl.load(weight_sums + row, mask=exists, other=0.0)
-        weight_sum = weight_sum * decay + part_sum * weight
-        acc = acc * decay[:, None] + part * weight[:, None]
+        weight_sum = weight_sum * shrink + part_sum * weight
+        acc = acc * shrink[:, None] + part * weight[:, None]
         row_max = new_max
     acc = acc / tl.where(weight_sum == 0.0, 1.0, weight_sum)[:, None]
     to = o + rows[:, None] * value_dim + dims[None, :]

@@ -87,10 +87,10 @@ def selected_forward(
         new_max = tl.maximum(row_max, tl.max(s, 1))
         base = finite_maximum(new_max)
         p = tl.exp2(s - base[:, None])
-        decay = tl.exp2(row_max - base)
-        weight_sum = weight_sum * decay + tl.sum(p, 1)
+        shrink = tl.exp2(row_max - base)
+        weight_sum = weight_sum * shrink + tl.sum(p, 1)
         row_max = new_max
-        acc = tl.dot(p.to(v_tile.dtype), v_tile, acc * decay[:, None], input_precision="ieee")
+        acc = tl.dot(p.to(v_tile.dtype), v_tile, acc * shrink[:, None], input_precision="ieee")
 
     out = acc / tl.where(weight_sum == 0.0, 1.0, weight_sum)[:, None]
     heads = select_heads * group

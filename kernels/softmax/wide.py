@@ -99,14 +99,14 @@ def wide_forward(
                 q, k, stride_qt, stride_kt, first, rows, length_q, start, columns, high, key_dim,
                 SLICE,
             )  # fmt: skip
-            p, decay, row_max, weight_sum = online_softmax(
+            p, shrink, row_max, weight_sum = online_softmax(
                 products, visible, query, key, shift, factor, cap, slope, 0, 0, added,
                 row_max, weight_sum, True, CAPPED, ALIBI, False, BIASED,
             )  # fmt: skip
             v_tile = load_rows(
                 v + part * PART, stride_vt, start, columns, high, in_part, False, True
             )
-            acc *= decay[:, None]
+            acc *= shrink[:, None]
             acc = tl.dot(p.to(v_tile.dtype), v_tile, acc, input_precision="ieee")
 
     out = acc / tl.where(weight_sum == 0.0, 1.0, weight_sum)[:, None]
