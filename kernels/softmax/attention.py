@@ -238,6 +238,7 @@ class Call:
 
     @property
     def entry(self) -> tiles.Entry:
+        """The row of the tile table."""
         return tiles.TABLE["attention", "parallel"][self.tile]
 
     def tile_of(self, kernel: str) -> tiles.Tile:
@@ -249,6 +250,7 @@ class Call:
         return _PAIRED if self.entry.max_dim <= 128 else _PAIRED_AND_WIDE
 
     def backward_tile_of(self, kernel: str) -> tiles.Tile:
+        """The tile of a backward kernel, which logits with gates, biases or windows may change."""
         special = "gated" if self.g is not None else ""
         if self.g is None and (self.softcap is not None or self.alibi_slopes is not None):
             special = "biased" if "biased" in self.entry.kernels else ""
@@ -419,19 +421,23 @@ class _Backward:
 
     @property
     def read(self) -> tuple[Tensor, ...]:
+        """The first arguments of every kernel but `attention_terms`."""
         return self.q, self.k, self.v, self.do, self.terms
 
     @property
     def given(self) -> tuple[Tensor | None, ...]:
+        """Slopes, gates and boundaries, in the order of the kernels of narrow heads."""
         call = self.call
         return call.alibi_slopes, *self.gates, call.cu_seqlens, call.cu_seqlens_k
 
     @property
     def strides(self) -> tuple[Any, ...]:
+        """The strides of q, k, v and do; the tensors of pairs, and theirs."""
         return *outer_strides(self.q, self.k, self.v, self.do), *self.call.pairs
 
     @property
     def constants(self) -> dict[str, bool | int]:
+        """The flags of the kernels of narrow heads."""
         return {"GATED": self.call.g is not None, **self.call.constants}
 
     def fill_terms(self, tokens: int, count: int) -> None:
@@ -498,6 +504,7 @@ class _Backward:
         return add_levels(parts, row_sums, column_sums, tile.tokens, *boundaries)
 
     def bias_gradient(self, bias: Tensor) -> Tensor:
+        """dbias in the shape and dtype of `bias`: dS, summed along its sizes of 1."""
         call, heads = self.call, self.q.shape[2]
         dbias = torch.zeros_like(bias, memory_format=torch.contiguous_format)
         tile = call.backward_tile_of("dq")
