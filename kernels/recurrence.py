@@ -497,7 +497,9 @@ def _register(
         return [gradients.get(names.get(each, each)) for each in tensors]
 
     def shapes(given: Mapping[str, Any]) -> Any:
-        results = output_and_states(given, given.get("out_dtype", given["dtype"]), stacked)
+        k, v = given["k"], given["v"]
+        state = (v.shape[2], *stacked, k.shape[3], v.shape[3])
+        results = output_and_states(given, v, given.get("out_dtype", given["dtype"]), state)
         if passes.saved is None:
             return results
         entry = tiles.TABLE[name, mode][given["tile"]]

@@ -32,6 +32,7 @@ from kernels.modes import check_mode
 from kernels.primitives.chunks import cut, locate_chunk
 from kernels.primitives.layout import contiguous
 from kernels.primitives.parts import add_parts, empty_parts
+from kernels.primitives.states import output_and_states
 from kernels.recurrence import StateOptions, stateful
 from kernels.tiles import cdiv, next_power_of_2
 
@@ -267,13 +268,8 @@ def _narrowed(tile: tiles.Tile, dim: int, taps: int) -> tiles.Tile:
 
 
 def _shapes(given):
-    x, weight, cu_seqlens = given["x"], given["weight"], given["cu_seqlens"]
-    sequences = arguments.count_sequences(x.shape[0], cu_seqlens)
-    state = (sequences, weight.shape[1] - 1, x.shape[2])
-    return (
-        (x.shape, x.dtype),
-        (state if given["output_final_state"] else (0,), torch.float32),
-    )
+    x = given["x"]
+    return output_and_states(given, x, x.dtype, (given["weight"].shape[1] - 1, x.shape[2]))
 
 
 _short_conv = differentiable("short_conv_fused", _forward_of, _backward_of, _shapes, outputs=2)

@@ -34,7 +34,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from kernels import tiles
-from kernels.arguments import check_boundaries, count_sequences
+from kernels.arguments import check_boundaries
 from kernels.differentiable import Given, differentiable
 from kernels.linear import chunk
 from kernels.norm.l2norm import normalized, normalized_backward
@@ -44,6 +44,7 @@ from kernels.primitives.layout import contiguous
 from kernels.primitives.parts import add_parts
 from kernels.primitives.product import product
 from kernels.primitives.rows import load_row, load_rows, store_rows
+from kernels.primitives.states import output_and_states
 from kernels.recurrence import own_modes
 from kernels.tiles import Entry, cdiv, next_power_of_2
 
@@ -253,6 +254,7 @@ def _solutions(
     y: Tensor, k: Tensor, beta: Tensor, g: Tensor, lamb: Tensor, states: Tensor,
     chunks: Chunks, tile: Entry,
 ) -> Tensor:  # fmt: skip
+    """x [B, T, H, K] of all systems: by iteration where that suffices, else by elimination."""
     _, tokens, heads, key_dim = k.shape
     x = torch.empty_like(k)
     systems = chunks.count * tile.tokens * heads
@@ -289,14 +291,10 @@ def _halves(state: Tensor | None, key_dim: int) -> tuple[Tensor | None, Tensor |
     return (None, None) if state is None else (state[..., :key_dim], state[..., key_dim:])
 
 
-def _shapes(given: Given) -> list[tuple[tuple[int, ...], torch.dtype]]:
+def _shapes(given: Given) -> Any:
     k, v = given["k"], given["v"]
-    sequences = count_sequences(k.shape[0], given["cu_seqlens"])
-    state = (sequences, k.shape[2], k.shape[3], k.shape[3] + v.shape[3])
-    return [
-        (v.shape, v.dtype),
-        (state if given["output_final_state"] else (0,), torch.float32),
-    ]
+    state = (k.shape[2], k.shape[3], k.shape[3] + v.shape[3])
+    return output_and_states(given, v, v.dtype, state)
 
 
 def _forward_of(

@@ -46,7 +46,7 @@ from kernels.primitives.layout import contiguous
 from kernels.primitives.parts import add_parts, empty_parts
 from kernels.primitives.product import TRITON_DTYPES, product
 from kernels.primitives.rows import load_number, load_rows, store_rows
-from kernels.primitives.states import optional
+from kernels.primitives.states import optional, output_and_states
 from kernels.recurrence import Options, own_modes
 from kernels.tiles import next_power_of_2
 
@@ -507,14 +507,10 @@ def _constants(q: Tensor, tile: tiles.Tile, cu_seqlens: Tensor | None) -> dict[s
     }
 
 
-def _shapes(given: Given) -> list[tuple[tuple[int, ...], torch.dtype]]:
+def _shapes(given: Given) -> Any:
     v = given["v"]
-    sequences = count_sequences(v.shape[0], given["cu_seqlens"])
-    state = (sequences, v.shape[2], v.shape[3] + 1, v.shape[3])
-    return [
-        (v.shape, v.dtype),
-        (state if given["output_final_state"] else (0,), torch.float32),
-    ]
+    state = (v.shape[2], v.shape[3] + 1, v.shape[3])
+    return output_and_states(given, v, v.dtype, state)
 
 
 def _forward_of(

@@ -28,7 +28,7 @@ from kernels.modes import check_mode
 from kernels.primitives.chunks import locate_sequence
 from kernels.primitives.layout import contiguous
 from kernels.primitives.rows import load_row
-from kernels.primitives.states import optional
+from kernels.primitives.states import optional, output_and_states
 from kernels.recurrence import StateOptions, stateful
 from kernels.tiles import cdiv, next_power_of_2
 
@@ -175,8 +175,7 @@ def _backward_of(
 
 def _shapes(given):
     x = given["x"]
-    state = (arguments.count_sequences(x.shape[0], given["cu_seqlens"]), x.shape[2])
-    return (x.shape, x.dtype), (state if given["output_final_state"] else (0,), torch.float32)
+    return output_and_states(given, x, x.dtype, (x.shape[2],))
 
 
 _scan = differentiable("hgrn_fused_recurrent", _forward_of, _backward_of, _shapes, outputs=2)

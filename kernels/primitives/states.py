@@ -36,12 +36,10 @@ def without_last(state: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
 
 
 def output_and_states(
-    given: Mapping[str, Any], dtype: torch.dtype, stacked: tuple[int, ...] = ()
+    given: Mapping[str, Any], x: Tensor, dtype: torch.dtype, state: tuple[int, ...]
 ) -> tuple[tuple[tuple[int, ...], torch.dtype], tuple[tuple[int, ...], torch.dtype]]:
-    """Shape and dtype of what a recurrent op makes of its arguments, by their names: `o` like `v`,
-    of that dtype, and float32 states `[N, H, *stacked, K, V]`, without elements if none are asked
-    for."""
-    k, v = given["k"], given["v"]
-    sequences = count_sequences(k.shape[0], given["cu_seqlens"])
-    states = (sequences, v.shape[2], *stacked, k.shape[3], v.shape[3])
-    return (v.shape, dtype), (states if given["output_final_state"] else (0,), torch.float32)
+    """Shape and dtype of what an op with a state makes of its arguments, by their names: an output
+    like `x [B, T, ...]`, of that dtype, and float32 states `[N, *state]`, without elements if none
+    are asked for."""
+    states = (count_sequences(x.shape[0], given["cu_seqlens"]), *state)
+    return (x.shape, dtype), (states if given["output_final_state"] else (0,), torch.float32)
