@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 from weakref import ref
 
 import numpy as np
 import torch
+from torch.jit._builtins import _register_builtin
 
 from .numerics import ELEMENTS, Array, Element
 
@@ -319,8 +320,12 @@ def allocators() -> Iterator[tuple[Any, str, Any]]:
         yield owner, name, filling(getattr(owner, name))
 
 
+@cache
 def filling(original: Any) -> Any:
-    """An allocator followed by `fill_fresh`."""
+    """An allocator followed by `fill_fresh`.
+
+    There is one for each: TorchScript knows operators by the addresses of their functions.
+    """
 
     def allocate(*args: Any, **kwargs: Any) -> Any:
         tensor = original(*args, **kwargs)
@@ -329,4 +334,5 @@ def filling(original: Any) -> Any:
 
     allocate.__name__ = allocate.__qualname__ = original.__name__
     allocate.__doc__ = original.__doc__
+    _register_builtin(allocate, f"aten::{original.__name__}")
     return allocate

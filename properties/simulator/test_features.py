@@ -1181,6 +1181,14 @@ def test_uninstalling_the_simulator_hides_the_gpu() -> None:
         simulator.install()
 
 
+def test_a_function_that_allocates_can_be_scripted() -> None:
+    def made(x: torch.Tensor) -> torch.Tensor:
+        y = torch.empty([2], dtype=torch.float32)
+        return torch.empty_like(y).fill_(1) + x
+
+    assert torch.equal(torch.jit.script(made)(torch.zeros(2)), torch.ones(2))
+
+
 def test_uninitialised_tensors_without_memory_are_left_alone() -> None:
     def add(x: torch.Tensor) -> torch.Tensor:
         return x.new_empty(3).zero_() + x
