@@ -271,6 +271,9 @@ class Slab:
         program = tuple(int(axis[lane]) for axis in self.ids)
         name = buffer.name if buffer is not None else None
         text = detail(int(value.flat[at]))
+        if error is IndexOverflow and self.few:
+            bits = self.limit.bit_length()
+            text += f"; integers have {bits} bits here, to show what 32 bits do in larger tensors"
         raise error(self.kernel, site.location, text, name, program, tuple(tile_index))
 
     def check(self, site: Site, pointer: Pointer, active: Active, error: type[OutOfBounds]) -> None:

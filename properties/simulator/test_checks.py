@@ -256,7 +256,7 @@ def test_with_fewer_index_bits_small_tensors_show_overflows() -> None:
     with simulator.simulating(index_bits=12):
         far_row[(1,)](x, out, 31, 64)
         far_row_in_int64[(1,)](x, out, 32, 64)
-        with pytest.raises(simulator.IndexOverflow, match="2048 wraps around to -2048"):
+        with pytest.raises(simulator.IndexOverflow, match="to -2048; integers have 12 bits"):
             far_row[(1,)](x, out, 32, 64)
         with pytest.raises(simulator.IndexOverflow, match="int32 does not hold"):
             far_row_widened_too_late[(1,)](x, out, 32, 64)
