@@ -99,6 +99,20 @@ def test_only_what_the_signature_names_is_drawn() -> None:
     look()
 
 
+def test_a_tensor_without_a_default_is_in_every_case() -> None:
+    def rms_norm_gated(x: Tensor, z: Tensor, weight: Tensor) -> Tensor:
+        return reference.rms_norm_gated(x, z, weight)
+
+    target = Adapter({"rms_norm_gated": {"some": rms_norm_gated}})
+    op = scope.declared(target, "rms_norm_gated", "some")
+    case = Case.of("rms_norm_gated", "some", {"B": 1, "H": 1, "D": 2}, (1,))
+    assert op.settle(case).given == ("weight",)
+    (line,) = scope.missing(target, ["rms_norm_gated"])
+    assert "only with `weight`" in line
+    for law in ("differential", "plumbing", "request_invariance"):
+        judge(law, op.settle(case), Subject(target, CPU, quick=True))
+
+
 def test_a_target_reports_what_it_lacks() -> None:
     *absent, line = scope.missing(some())
     assert absent == [f"target mine has attention of {len(OPS)} ops"]

@@ -44,6 +44,7 @@ class Implementation:
     Args:
         function: takes the op's arguments by the same names and meaning, and returns its outputs in
             order. Arguments that its signature lacks are never drawn, and are reported as missing.
+            A tensor that the op may lack is in every case if its parameter has no default.
             A parameter with the default None may be None, also where the op needs a tensor.
         whole: the catalogue's op → the op as the library has it, if that returns more, such as
             another row of a state. The oracle then defines the rest, and its gradients count.
@@ -82,6 +83,16 @@ class Implementation:
 
     def _parameters(self) -> Mapping[str, inspect.Parameter]:
         return inspect.signature(self.function).parameters
+
+    def required(self, op: Op) -> tuple[str, ...]:
+        """The tensors that the op may lack and the signature has without a default."""
+        own = self._parameters()
+        missing = inspect.Parameter.empty
+        return tuple(
+            a.name
+            for a in op.arguments
+            if a.optional and a.name in own and own[a.name].default is missing
+        )
 
     def check(self, op: Op, where: str) -> None:
         """Check the declaration against the catalogue.
@@ -185,6 +196,8 @@ class Implementation:
         return replace(case, earlier=earlier)
 
     def _bounded(self, op: Op, case: Case) -> Case:
+        needed = (name for name in self.required(op) if name not in case.given)
+        case = replace(case, given=(*case.given, *needed))
         case = self._with_own_options(op.settle(_with_heads(case)))
         for name, bound in self.bounds.items():
             bounded = bound(case)
@@ -299,10 +312,11 @@ class Adapter(Target):
             f"{name} in {'the dtype of the inputs' if dtype == 'case' else dtype}"
             for name, dtype in one.output_dtypes.items()
         ]
+        bounds = [*one.bounds, *(f"with `{name}`" for name in one.required(op))]
         if one.forward_only:
-            return (*one.bounds, *others, "forward")
+            return (*bounds, *others, "forward")
         constants = [f"{name} as a constant" for name in one.constants]
-        return (*one.bounds, *others, *constants)
+        return (*bounds, *others, *constants)
 
     def tiles(self, case: Case) -> Mapping[int, int]:
         """Configs of autotuned kernels after the first. On a GPU, Triton chooses."""
