@@ -184,15 +184,16 @@ class Selection:
             "law": (self.laws, tuple(LAWS)),
             "dtype": (self.dtypes, DTYPES),
         }
+        why = [one for one in target.remarks if any(f"{op} (" in one for op in self.ops)]
         for what, (wanted, names) in known.items():
             for name in wanted:
                 if name not in names:
-                    raise ValueError(f"{what}: {name!r}, expected one of {', '.join(names)}")
+                    expected = f"expected one of {', '.join(names)}"
+                    raise ValueError("; ".join([f"{what}: {name!r}, {expected}", *why]))
         chosen = [job for job in _jobs(target) if self._wants(job)]
         if not chosen:
             asked = [f"{what} {' or '.join(names)}" for what, (names, _) in known.items() if names]
             told = f"nothing of {' and '.join(asked)}" if asked else "no op"
-            why = [one for one in target.remarks if any(f"{op} (" in one for op in self.ops)]
             raise ValueError("; ".join([f"target {target.name}: it has {told}", *why]))
         return chosen
 

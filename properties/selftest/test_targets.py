@@ -200,6 +200,13 @@ def test_jobs_are_those_that_the_target_has() -> None:
         Selection(modes=("parallel",)).jobs(some())
 
 
+def test_a_mode_that_is_left_out_is_refused_with_the_reason() -> None:
+    target = some()
+    target.remarks = ("attention (parallel) is left out: No module named 'einops'",)
+    with pytest.raises(ValueError, match=r"'parallel', expected one of some; .* named 'einops'"):
+        Selection(ops=("attention",), modes=("parallel",)).jobs(target)
+
+
 @pytest.mark.parametrize("law", sorted(set(ATTENTION.laws) - {"determinism", "merging"}))
 def test_every_stated_law_holds_for_a_part_of_the_oracle(law: str) -> None:
     job = Job("attention", "some", law, "float32")
