@@ -165,6 +165,11 @@ def _run(
     read_factor: float = 1.0, write_factor: float = 1.0, final: bool = False,
     transposed: bool = False, reverse: bool = False,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    """The sums of one walk in `out_dtype`, and its last state if `final`; see `_walk`.
+
+    Args:
+        dtype: of the operands of products.
+    """
     q, k, v, g = contiguous(q, k, v, g)
     batch, tokens, heads, key_dim = k.shape
     value_dim = v.shape[3]

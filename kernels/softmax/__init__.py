@@ -5,7 +5,7 @@ Pages that users call, and the kernels that each launches:
 - `attention.py`: `forward.py` and `backward.py`; `wide.py` for head dims above 256, `gates.py` for
   the forget gate, `structure.py` for masks, biases and rules of positions. `mla.py` and
   `differential.py` call it.
-- `paged.py`: `paged_forward.py`.
+- `paged.py`: `paged_forward.py`. It shares the walk of a tree, `tree.py`, with `structure.py`.
 - `selected.py`: `selection.py`. `moba.py`, `dsa.py`, `msa.py` and `nsa.py` select blocks by
   `select.py` and attend to them here; `nsa.py` also calls `attention`.
 - `sigmoid_attention.py`, `parallax.py` and `polynomial.py`: `weighted.py`.
