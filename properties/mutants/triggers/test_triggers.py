@@ -121,8 +121,10 @@ def test_zeros_obey_the_laws_and_calls_of_each_op_can_be_described(
     for law in {"differential", *op.laws[place::3]} - {"rejection"}:
         job = Job(name, op.modes[0].name, law, "float32")
         calls += [call for one in record(job, subject, 2) for call in one.calls]
-    held = {atom.text for atom in atoms(op, ours) for call in calls if atom.holds(call)}
+    every = atoms(op, ours)
+    held = {atom.text for atom in every for call in calls if atom.holds(call)}
     assert {"float32", f"{op.outputs[0].name} is wrong"} <= held
+    assert (pairs(op, every[::3]) == 1).any()
 
 
 def test_each_call_is_recorded_in_its_context(subject: Subject) -> None:
