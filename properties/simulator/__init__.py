@@ -12,8 +12,8 @@ once (`runtime` on `memory`, arithmetic in `numerics`). `launcher` replaces the 
 
 A fault of a kernel raises a `SimulationError` that names the source line. An operation that the
 simulator does not support raises `NotImplementedError`: `tl.dot_scaled`, `tl.map_elementwise`,
-inline assembly other than straight float32 code, atomics through computed addresses, loops of
-branches.
+inline assembly other than straight float32 code and griddepcontrol, atomics through computed
+addresses, loops of branches.
 
 It does not see uninitialised memory of one-byte elements or two-byte integers, which have no
 implausible value; races in a kernel that reads the result of an atomic, since its programs may

@@ -450,10 +450,18 @@ def external(w: Writer, i: Instruction) -> None:
 
 
 def inline_assembly(w: Writer, i: Instruction) -> None:
+    text = i.attributes["asm_string"]
+    if ptx.orders_launches(text):
+        # Launches run one after the other here. The results are unused.
+        for name in i.results:
+            zero = (
+                f"np.zeros({(1,) * (w.type(name).rank + 1)}, {value_dtype(w.type(name).element)})"
+            )
+            w.names[name] = w.module.constant("unused", zero)
+        return
     kinds = {w.type(name).element for name in (*i.results, *i.operands)}
     if kinds != {"f32"} or i.integer("packed_element") != 1:
         raise Unsupported(i, "other than float32, one lane at a time")
-    text = i.attributes["asm_string"]
     try:
         lines, values = ptx.translate(text, len(i.results), w.uses(i), w.module.fresh)
     except ptx.UnknownAssembly as error:

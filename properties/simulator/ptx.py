@@ -34,8 +34,16 @@ MODIFIERS = {"rn", "approx", "full", "ftz", "f32"}
 STATEMENT = re.compile(r"(?:@(!?)(%?\w+) )?([a-z]\w*)((?:\.\w+)+) (.*)")
 
 
+LAUNCH_ORDER = re.compile(r"\s*griddepcontrol\.(wait|launch_dependents)\s*;\s*(//.*)?\s*")
+
+
 class UnknownAssembly(ValueError):
     """Assembly that is not understood; the message is the statement."""
+
+
+def orders_launches(text: str) -> bool:
+    """Whether all that assembly does is to let the next launch begin, or to wait for the last."""
+    return LAUNCH_ORDER.fullmatch(text) is not None
 
 
 def translate(

@@ -12,6 +12,7 @@ import torch
 import triton
 import triton.language as tl
 from triton.language.extra import libdevice
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 import properties.simulator as simulator
 from properties.simulator import runtime
@@ -618,6 +619,21 @@ def test_inline_assembly_of_floats() -> None:
     assert ((out[0] - softplus).abs() <= 1e-6 * (1 + softplus)).all()
     assert torch.equal(out[1], x + y)
     assert torch.equal(out[2], x - y)
+
+
+@triton.jit
+def dependent(out, x, N: tl.constexpr):
+    gdc_wait()
+    i = tl.arange(0, N)
+    tl.store(out + i, tl.load(x + i) + 1)
+    gdc_launch_dependents()
+
+
+def test_a_launch_that_waits_for_the_one_before_sees_its_results() -> None:
+    x, y, z = torch.zeros(3, N)
+    launch(dependent, y, x, N=N)
+    launch(dependent, z, y, N=N)
+    assert torch.equal(z, x + 2)
 
 
 @triton.jit
