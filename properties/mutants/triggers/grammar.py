@@ -187,8 +187,8 @@ def _meet(x: Allowed, y: Allowed) -> bool:
 
 def _dear(op: Op, *both: Atom) -> bool:
     """Whether the smallest case with both costs more than any drawn case."""
-    tensors = (*op.arguments, *op.outputs)
-    letters = {letter for x in tensors for letter in x.dims.split()} | set(op.dims)
+    every = [*(a.dims for a in op.arguments), *(o.dims for o in op.outputs)]
+    letters = {letter for dims in every for letter in dims.split()} | set(op.dims)
     least: dict[str, float] = dict.fromkeys(letters | set("TSNBH"), 1)
     for atom in both:
         for name, allowed in atom.needs.items():
