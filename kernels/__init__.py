@@ -38,6 +38,7 @@ from kernels.gate.decay_gate import decay_gate
 from kernels.gate.strength_gate import strength_gate
 from kernels.linear.abc import abc
 from kernels.linear.constant_decay import lightning_attn, retention
+from kernels.linear.cyfa import cyfa
 from kernels.linear.feature_maps import feature_map
 from kernels.linear.gla import gla
 from kernels.linear.gsa import gsa
@@ -97,6 +98,7 @@ __all__ = [
     "based",
     "comba",
     "cumsum",
+    "cyfa",
     "decay_gate",
     "delta_rule",
     "deltaformer",

@@ -41,6 +41,7 @@ from reference.gate.decay_gate import decay_gate
 from reference.gate.strength_gate import strength_gate
 from reference.linear.abc import abc
 from reference.linear.constant_decay import lightning_attn, retention
+from reference.linear.cyfa import cyfa
 from reference.linear.feature_maps import feature_map
 from reference.linear.gla import gla
 from reference.linear.gsa import gsa
@@ -97,6 +98,7 @@ __all__ = [
     "based",
     "comba",
     "cumsum",
+    "cyfa",
     "decay_gate",
     "delta_rule",
     "deltaformer",

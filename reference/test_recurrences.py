@@ -28,7 +28,7 @@ CHOICES = {"reverse": True, "use_qk_l2norm_in_kernel": True, "activation": "silu
 # Pages whose results are not integers where the arguments are: constant decays, and exponentials.
 # Without a state some of these have seen nothing, which is the logarithm of 0 and no zero.
 LOG_STATES = ("abc", "lightnet", "rwkv4", "mlstm", "logcumsumexp")
-ROUNDED = ("constant_decay", "gsa", "precond", "mesa_net", "ttt_linear", *LOG_STATES)
+ROUNDED = ("constant_decay", "cyfa", "gsa", "precond", "mesa_net", "ttt_linear", *LOG_STATES)
 GATES = ("g", "gk", "gv", "w", "A", "g_atk", "log_alpha", "log_mu", "log_eta")
 NEUTRAL = dict.fromkeys(("beta", "beta_atk", "eta", "erase", "write"), 1.0)
 NEUTRAL["log_atk_scale"] = -0.2
@@ -106,7 +106,7 @@ SIZES = {
     "V": 3,
     "D": 6,
     "W": 4,
-    "M": 4,
+    "M": 5,
     "L": 3,
     "X": 8,
     "Y": 4,
@@ -182,6 +182,8 @@ def draw(
             tensors[name] = torch.sigmoid(x)
         elif name in ("dt", "beta"):
             tensors[name] = 2 * torch.sigmoid(x)
+        elif name.endswith("_norm_weight"):  # what is normalized is at most 1 long
+            tensors[name] = unit(x, dim=-1) / math.sqrt(len(x))
         elif name == "erase":  # one rate for all channels, as the write is
             tensors[name] = torch.sigmoid(x[..., :1]).expand_as(x).clone()
         elif name == "kk" or (name == "k" and {"beta", "erase", "eta", "theta"} & tensors.keys()):
@@ -226,7 +228,7 @@ def magnitude(op: Recurrence, tensors: dict[str, Tensor]) -> float:
     product: float = 1.0
     scalars = ("dt", "beta", "D", "bias")
     for name in op.tensors:
-        if name not in (*GATES, "b", "a"):
+        if name not in (*GATES, "b", "a", "delta"):
             x = tensors[name]
             norm = x.abs().max() if name in scalars else x.norm(dim=-1).max()
             product *= max(1.0, norm.item())

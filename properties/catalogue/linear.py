@@ -1,16 +1,19 @@
 """Linear recurrences without a delta rule."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 
+import torch
 from hypothesis import strategies as st
 
 import reference
 from properties.cases.case import Case
-from properties.catalogue.declare import RECURRENCE_GATES, declare, flag
+from properties.cases.inputs import Inputs
+from properties.catalogue.declare import RECURRENCE_GATES, declare, flag, more_states
 from properties.catalogue.draws import NO_COUNTS, count
-from properties.catalogue.op import Mode, Option, Role
+from properties.catalogue.op import BadCall, Mode, Option, Role
 from properties.catalogue.work import pairs_and_states
 
 _RECIPES = (
@@ -142,6 +145,38 @@ GSA = declare(
     roles={"s": Role.RATE},
     linear_in=(),
     work=lambda n: n["H"] * n["T"] * (n["T"] * n["M"] + n["M"] * (n["K"] + n["V"])) / 3,
+    recipes=tuple(name for name in _ROUNDED if name != "large_states"),
+)
+
+
+def _with_waves(case: Case) -> Case:
+    """A ring has an odd number of slots."""
+    return replace(case, dims={**case.dims, "M": case.dims["M"] | 1})
+
+
+def _even_rings(case: Case, inputs: Inputs) -> Iterator[BadCall]:
+    yield from more_states(case, inputs)
+    readout = inputs.tensors["readout"]
+    even = torch.cat([readout, readout[:, :1]], 1)
+    even = torch.cat([even, even[:, :, :1]], 2)
+    if inputs.tensors.get("initial_state") is None:
+        yield "an even number of slots", {"readout": even}, "readout"
+
+
+CYFA = declare(
+    reference.cyfa,
+    wraps=SIMPLE_GLA,
+    modes=(Mode("chunk"), Mode("fused_chunk"), Mode("fused_recurrent")),
+    roles={
+        "delta": Role.KEY,
+        "readout": Role.PROJECTION,
+        "q_norm_weight": Role.KEY,
+        "k_norm_weight": Role.KEY,
+    },
+    linear_in=(),
+    settle=_with_waves,
+    mistakes=_even_rings,
+    work=lambda n: n["H"] * n["T"] * (n["T"] + n["M"]) * n["M"],
     recipes=tuple(name for name in _ROUNDED if name != "large_states"),
 )
 

@@ -1,5 +1,6 @@
 """Linear attention in fla."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from importlib import import_module
@@ -55,6 +56,44 @@ def _slots(kernel: Kernel, given: Given) -> Outputs:
         given["initial_state"] = (keys, state[..., K:].contiguous())
     o, final = kernel(**given)
     return o, torch.cat([final[0].mT, final[1]], -1) if given.get("output_final_state") else None
+
+
+def _waves(kernel: Kernel, given: Given) -> Outputs:
+    """The state is that of waves at rest, keys transposed, and the turns so far."""
+    waves, K = _orthonormal_waves(given["readout"]), given["k"].shape[-1]
+    before = given.get("initial_state")
+    if before is not None:
+        S = waves.T @ before
+        turns = before.new_zeros(before.shape[:2])
+        given["initial_state"] = (S[..., :K].mT.contiguous(), S[..., K:].contiguous(), turns)
+    o, final = kernel(**given)
+    if not given.get("output_final_state"):
+        return o, None
+    keys, values, turns = final
+    cos, sin = torch.cat([keys.mT, values], -1).unflatten(2, (-1, 2)).unbind(3)
+    f = torch.arange(cos.shape[2], device=cos.device)
+    angles = (2 * math.pi / len(waves) * f * turns.double()[..., None])[..., None].to(cos.dtype)
+    now = [
+        torch.cos(angles) * cos - torch.sin(angles) * sin,
+        torch.sin(angles) * cos + torch.cos(angles) * sin,
+    ]
+    S = waves @ torch.stack(now, 3).flatten(2, 3)
+    if before is not None:
+        # To the waves and back a state is rounded.
+        bounds = given.get("cu_seqlens")
+        none = given["q"].shape[1] == 0 if bounds is None else bounds.diff() == 0
+        S = torch.where(torch.as_tensor(none, device=S.device).view(-1, 1, 1, 1), before, S)
+    return o, S
+
+
+def _orthonormal_waves(readout: Tensor) -> Tensor:
+    """fla's basis of a ring `[M, M + 1]`: cosine and sine of each wave, the first sine 0."""
+    M = readout.shape[-1]
+    r = torch.arange(M, dtype=torch.float64, device=readout.device)
+    angles = 2 * math.pi / M * r[:, None] * r[: M // 2 + 1]
+    both = torch.stack([torch.cos(angles), torch.sin(angles)], -1) * math.sqrt(2 / M)
+    both[:, 0] /= math.sqrt(2)
+    return both.flatten(1).float()
 
 
 def _log_sum(kernel: Kernel, given: Given) -> Outputs:
@@ -130,6 +169,11 @@ def _slots_telescope(case: Case) -> tuple[Telescope, ...]:
     return (Telescope("dg", "B T H M", (*read, *carried(case, "N H M K+V"))),)
 
 
+def _ring_telescope(case: Case) -> tuple[Telescope, ...]:
+    """Of the second pass, over values; keys are normalized, and theirs are no results."""
+    return (Telescope("dg", "B T H", (*SEEN, *carried(case, "N H M K+V"))),)
+
+
 def _a_block_of_keys(case: Case) -> Case:
     return replace(case, dims={**powers_of_two(case).dims, "K": 64})
 
@@ -146,6 +190,11 @@ def _slots_of_a_dot(case: Case) -> Case:
     return replace(case, dims={**at_least(9, "K", "V")(case).dims, "M": slots})
 
 
+def _slots_below_a_power_of_two(case: Case) -> Case:
+    waves = max(16, power_of_two(case.dims["M"]))
+    return replace(case, dims={**case.dims, "M": waves - 1})
+
+
 def _another_map(case: Case) -> Case:
     if case.options.get("kind") != "taylor":
         return case
@@ -159,6 +208,12 @@ _PAIRED = (
     "the state of a normalized op is a pair: its last column is apart, in the keys' dtype",
     "outputs are float32 beside a pair in float32; they become the dtype of q",
 )
+_RING_OF_A_DOT = {"16, 32, 64, ... waves, the first sine among them": _slots_below_a_power_of_two}
+_RING: Mapping[str, Any] = {
+    "call": _waves,
+    "fixed": {"q_norm_eps": 1e-6, "k_norm_eps": 1e-6},
+    "conventions": (SCALE, "the state has waves at rest, keys transposed, and the turns so far"),
+}
 _EVEN = {"even K and V in 16 bits": _even_in_16_bits}
 MODES: Modes = {
     "linear_attn": {
@@ -206,6 +261,10 @@ MODES: Modes = {
     "gsa": {
         **each("gsa", "chunk", call=_slots, bounds=_WIDE_SLOTS, telescopes=_slots_telescope),
         **each("gsa", "fused_recurrent", call=_slots, telescopes=_slots_telescope),
+    },
+    "cyfa": {
+        **each("cyfa", "chunk", bounds=_RING_OF_A_DOT, telescopes=_ring_telescope, **_RING),
+        **each("cyfa", "fused_recurrent", forward_only=True, **_RING),
     },
     "lightnet": {
         **each("lightnet", "chunk", call=_log_sum, bounds=WIDE_VALUES),
