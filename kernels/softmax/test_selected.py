@@ -1,6 +1,10 @@
+from collections.abc import Callable
+
 import pytest
 import torch
+from torch import Tensor
 
+from kernels.softmax.select import select_of_dsa, select_of_moba, select_of_msa, select_of_nsa
 from kernels.softmax.selected import select
 
 
@@ -37,3 +41,20 @@ def test_an_index_past_the_blocks_of_its_own_sequence_is_refused() -> None:
     indices[0, 3] = 1
     with pytest.raises(ValueError, match="indices: 0 to 1, expected -1 to the last"):
         select(indices, 2, bounds, bounds, 5)
+
+
+_SELECTIONS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    "moba": lambda q, k, w: select_of_moba(q, k, None, None, 7, 3),
+    "nsa": lambda q, k, w: select_of_nsa(q, k, None, None, 7, 4, 1, 0.25),
+    "dsa": lambda q, k, w: select_of_dsa(q, k[:, :, 0], w, None, None, 5),
+    "msa": lambda q, k, w: select_of_msa(q, k[:, :, 0], None, None, 7, 3),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("op", _SELECTIONS)
+def test_16_bits_select_what_their_numbers_select_in_float32(op: str, dtype: torch.dtype) -> None:
+    """Scores are never rounded to 16 bits; budgets of an oracle with rounded scores allow it."""
+    q, k, w = (torch.randn(1, 2000, *s, dtype=dtype) for s in ((2, 16), (1, 16), (2,)))
+    wide = _SELECTIONS[op](q.float(), k.float(), w.float())
+    assert torch.equal(_SELECTIONS[op](q, k, w), wide)
