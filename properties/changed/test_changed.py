@@ -231,7 +231,7 @@ def test_a_kernel_reaches_only_the_laws_of_ops_that_call_it() -> None:
         "dplr", "comba", "gdn2", "iplr", "precond_gated_delta_rule", "precond_kda", "rwkv7",
     }  # fmt: skip
     assert _ops("kernels/linear/simple_gla.py") == {
-        "simple_gla", "retention", "lightning_attn", "mamba2", "mlstm",
+        "simple_gla", "retention", "lightning_attn", "mamba2", "mlstm", "cyfa",
     }  # fmt: skip
     assert _ops("reference/softmax/attention.py") == {"attention", "differential_attention"}
     every = {name for name, _ in modules(["kernels"])}
