@@ -55,7 +55,7 @@ def by_two_passes(
     p = torch.softmax(_by_heads(_turned(read, angles, 1), table.mT), dim=-1)
     weights = _turned(_by_heads(p, table), angles, -1)
     o, values = simple_gla(weights, written, v, g, scale=1.0, initial_state=values, **given)
-    if keys is None or values is None:
+    if keys is None:
         return o.to(dtype), None
     if q.shape[1] == 0:
         final_state = torch.cat([keys.mT, values], dim=-1)

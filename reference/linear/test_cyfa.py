@@ -41,6 +41,7 @@ def test_three_tokens_by_hand(form: Form) -> None:
     # After token 2: keys (2 log 2, log 2, 0), values (28, 9, 0): p = (4, 2, 1) / 7.
     # Token 3 forgets both: keys 0, values (36, 0, 0).
     torch.testing.assert_close(o, rows(4.5, 130 / 7, 12), rtol=1e-14, atol=0)
+    # Angles up to 2π / 3 · 10 are rounded by 2e-15, beside values of 36.
     torch.testing.assert_close(state, rows([0, 36], [0, 0], [0, 0]), rtol=0, atol=1e-13)
 
 
