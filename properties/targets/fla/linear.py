@@ -11,7 +11,7 @@ from torch import Tensor
 
 from properties.cases.case import Case
 from properties.catalogue.telescope import Telescope
-from properties.targets.bounds import power_of_two
+from properties.targets.bounds import changed_dims, power_of_two
 from properties.targets.fla.bounds import WIDE, WIDE_VALUES, at_least, powers_of_two
 from properties.targets.fla.library import Kernel
 from properties.targets.fla.mode import (
@@ -178,11 +178,16 @@ def _a_block_of_keys(case: Case) -> Case:
     return replace(case, dims={**powers_of_two(case).dims, "K": 64})
 
 
-def _even_in_16_bits(case: Case) -> Case:
+def _even_in_16_bits(case: Case, names: str = "KV") -> Case:
     if case.dtype == "float32":
         return case
-    even = {n: case.dims[n] + case.dims[n] % 2 for n in ("K", "V")}
+    even = {n: case.dims[n] + case.dims[n] % 2 for n in names}
     return replace(case, dims={**case.dims, **even})
+
+
+def _even_keys_in_16_bits(case: Case) -> Case:
+    """Values take this kernel beside more than 128 waves alone."""
+    return _even_in_16_bits(case, "KV" if case.dims["M"] > 127 else "K")
 
 
 def _slots_of_a_dot(case: Case) -> Case:
@@ -208,7 +213,11 @@ _PAIRED = (
     "the state of a normalized op is a pair: its last column is apart, in the keys' dtype",
     "outputs are float32 beside a pair in float32; they become the dtype of q",
 )
-_RING_OF_A_DOT = {"16, 32, 64, ... waves, the first sine among them": _slots_below_a_power_of_two}
+_RING_OF_A_DOT = {
+    "16, 32, 64, ... waves, the first sine among them": _slots_below_a_power_of_two,
+    "even K in 16 bits, and V beside more than 128 waves": _even_keys_in_16_bits,
+}
+_WIDE_RING = {"9 slots or more": changed_dims("M", lambda n: n + 8 if n < 9 else n)}
 _RING: Mapping[str, Any] = {
     "call": _waves,
     "fixed": {"q_norm_eps": 1e-6, "k_norm_eps": 1e-6},
@@ -264,7 +273,7 @@ MODES: Modes = {
     },
     "cyfa": {
         **each("cyfa", "chunk", bounds=_RING_OF_A_DOT, telescopes=_ring_telescope, **_RING),
-        **each("cyfa", "fused_recurrent", forward_only=True, **_RING),
+        **each("cyfa", "fused_recurrent", bounds=_WIDE_RING, forward_only=True, **_RING),
     },
     "lightnet": {
         **each("lightnet", "chunk", call=_log_sum, bounds=WIDE_VALUES),

@@ -48,6 +48,16 @@ def test_fla_agrees_where_its_arguments_mean_something_else(case: str) -> None:
     LAWS["differential"](scope.declared(target, one.op, one.mode), one, Subject(target, device))
 
 
+def test_chunks_of_cyfa_take_odd_values_but_no_odd_keys_in_16_bits() -> None:
+    device = torch.device("cpu")
+    target = load("fla", device)
+    op = scope.declared(target, "cyfa", "chunk")
+    odd = '{"op":"cyfa","mode":"chunk","dtype":"float16","dims":{"B":1,"H":1,"K":17,"V":19,"M":15},'
+    case = op.settle(Case.from_json(odd + '"lengths":[3]}'))
+    assert (case.dims["K"], case.dims["V"]) == (18, 19)
+    LAWS["differential"](op, case, Subject(target, device))
+
+
 def test_keys_of_selected_attention_have_boundaries_of_their_own() -> None:
     load("fla", torch.device("cpu"))
     k, v = torch.randn(2, 1, 7, 1, 16)
