@@ -224,6 +224,20 @@ def _in_float32_beside(given: Given, name: str) -> bool:
     return y is not None and y.dtype == torch.float32 != given["v"].dtype
 
 
+def _overflowing_slots(given: Given) -> bool:
+    """Whether a product of a query and the keys of a slot may be above 65504."""
+    q, (wq, wk) = given["q"], (given[f"{x}_norm_weight"].detach().float().abs() for x in "qk")
+    if q.dtype != torch.float16 or not q.numel():
+        return False
+    beta, state, scale = given.get("beta"), given.get("initial_state"), given.get("scale")
+    written = q.shape[1] if beta is None else float(beta.detach().float().abs().sum(1).max())
+    keys = math.sqrt(q.shape[-1]) * float(wk.max()) * written
+    if state is not None:
+        keys += float(state.detach().float().norm(dim=(-2, -1)).max())
+    factor = 1.0 if scale in (None, -1) else max(1.0, abs(scale))
+    return factor * math.sqrt(q.shape[-1]) * float(wq.max()) * keys > FLOAT16
+
+
 def _reads_a_state(given: Given) -> bool:
     return given.get("initial_state") is not None or _longest(given) > CHUNK
 
@@ -335,6 +349,12 @@ _OTHERS = {
     for case in (
         Case.from_json(
             '{"op":"gsa","mode":"chunk","dtype":"float32","dims":{"B":1,"H":1,"K":16,"V":16,"M":16},"options":{"scale":null,"output_final_state":true},"lengths":[3]}'
+        ),
+        Case.from_json(
+            '{"op":"cyfa","mode":"chunk","dtype":"float32","dims":{"B":1,"H":1,"K":16,"V":16,"M":15},"options":{"scale":null,"output_final_state":true},"lengths":[3]}'
+        ),
+        Case.from_json(
+            '{"op":"cyfa","mode":"fused_recurrent","dtype":"float32","dims":{"B":1,"H":1,"K":16,"V":16,"M":15},"options":{"scale":null,"output_final_state":true},"lengths":[3],"context":"no_grad"}'
         ),
         Case.from_json(
             '{"op":"lightnet","mode":"chunk","dtype":"float32","dims":{"B":1,"H":1,"K":16,"V":16},"options":{"scale":null,"output_final_state":true},"lengths":[3]}'
@@ -463,6 +483,7 @@ _OTHERS = {
 }
 _EDITED = (
     ("gsa", "chunk"),
+    ("cyfa", "chunk"),
     ("lightnet", "chunk"),
     ("log_linear_attn", "chunk"),
     ("gated_delta_product", "chunk"),
@@ -488,6 +509,7 @@ _EDITED = (
 )
 _UNCHECKED = (
     ("gsa", "chunk"),
+    ("cyfa", "fused_recurrent"),
     ("lightnet", "fused_recurrent"),
     ("abc", "chunk"),
     ("log_linear_attn", "chunk"),
@@ -522,6 +544,7 @@ _UNCHECKED = (
 )
 _UNBOUND = (
     ("gsa", "chunk"),
+    ("cyfa", "chunk"),
     ("lightnet", "chunk"),
     ("log_linear_attn", "chunk"),
     ("gated_delta_product", "chunk"),
@@ -549,6 +572,7 @@ _UNBOUND = (
 
 
 _UNCHECKED_OPTIONS = (
+    ("cyfa", "chunk"),
     ("stickbreaking_attn", "parallel"),
     ("wall_attn", "parallel"),
     ("parallax", "parallel"),
@@ -793,6 +817,7 @@ LEDGER = (
                 for op in (
                     "mesa_net",
                     "rwkv6",
+                    "cyfa",
                     "lightnet",
                     "gdn2",
                     "gated_oja_rule",
@@ -1246,6 +1271,11 @@ LEDGER = (
                 '{"op":"gla","mode":"chunk","dtype":"float32","dims":{"B":1,"H":1,"K":16,"V":16},'
                 '"lengths":[5],"given":["g"],"options":{"scale":null,"output_final_state":false},'
                 '"values":"closed_gates"}'
+            ),
+            Case.from_json(
+                '{"op":"cyfa","mode":"chunk","dtype":"float32","dims":{"B":1,"H":1,"K":16,"V":16,'
+                '"M":15},"lengths":[5],"given":["g"],"options":{"scale":null,'
+                '"output_final_state":false},"values":"closed_gates"}'
             ),
             Case.from_json(
                 '{"op":"mesa_net","mode":"chunk","dtype":"bfloat16","dims":{"B":3,"H":2,"K":15,'
@@ -1722,6 +1752,70 @@ LEDGER = (
         expected="(1, 0, 1, 16)",
         got="RuntimeError",
         cause="The backward pass differentiates an output that no token has written to.",
+    ),
+    KnownFailure(
+        name="cyfa_of_no_tokens",
+        law="differential",
+        releases=RELEASES,
+        cases=tuple(
+            Case.from_json(
+                '{"op":"cyfa","mode":"chunk","dtype":"float32","dims":{"B":1,"H":1,"K":1,"V":1,'
+                f'"M":15}},"lengths":[0],"options":{{"scale":null,"output_final_state":{asked}}}}}'
+            )
+            for asked in ("false", "true")
+        ),
+        modes=("chunk",),
+        shows=lambda given: given["q"].numel() == 0,
+        symptoms=(
+            Raised("ZeroDivisionError", "integer division or modulo by zero"),
+            Raised("IndexError", "index -1 is out of bounds for dimension 1 with size 0"),
+        ),
+        expected="(1, 0, 1, 16)",
+        got="ZeroDivisionError",
+        cause="The gradients of the norms' weights are summed in as many parts as there are rows "
+        "or fewer, and rows are divided by them; that of the turns so far is added at the last "
+        "token, which is not there (cyfa/chunk.py).",
+    ),
+    KnownFailure(
+        name="cyfa_of_few_slots",
+        law="differential",
+        releases=RELEASES,
+        expected="1.0",
+        got="CompilationError",
+        cause="The readout is a dot over the next power of two of the slots, and a dot is over 16 "
+        "at least (_fused_recurrent_cyfa_readout_kernel), but in a step of decoding. In chunks "
+        "kernels compile for 15, 31, 63, ... slots alone.",
+    ),
+    KnownFailure(
+        name="cyfa_logits_in_float16",
+        law="differential",
+        releases=RELEASES,
+        cases=tuple(
+            Case.from_json(
+                f'{{"op":"cyfa","mode":"{mode}","dtype":"float16","dims":{{"B":1,"H":1,"K":16,'
+                '"V":1,"M":15},"lengths":[3],"options":{"scale":4096.0,'
+                '"output_final_state":false},"values":"large_logits","context":"no_grad"}'
+            )
+            for mode in ("chunk", "fused_recurrent")
+        ),
+        modes=("chunk", "fused_recurrent"),
+        shows=_overflowing_slots,
+        symptoms=(Wrong(most=math.inf, finite=False),),
+        expected="1.0",
+        got="nan",
+        cause="Products of queries and keys, and logits of waves, are rounded to the dtype of the "
+        "queries: above 65504, in float16, they are inf, and times a wave of 0 NaN "
+        "(cyfa/chunk.py, cyfa/fused_recurrent.py).",
+    ),
+    KnownFailure(
+        name="readout_edited_in_place",
+        law="determinism",
+        releases=RELEASES,
+        expected="2.0",
+        got="1.0",
+        cause="The readout of the waves is remembered by the tensor object and its version "
+        "(_READOUT_TABLE_CACHE in cyfa/fused_recurrent.py), which does not count what is written "
+        "through `.data`, as loaders of weights do, or to a tensor of inference mode.",
     ),
     KnownFailure(
         name="gradient_of_the_initial_state",
