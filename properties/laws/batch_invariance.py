@@ -178,12 +178,11 @@ _LEVELS: dict[str, Callable[[Run, Inputs, str], float]] = {
 def adapt(op: Op, case: Case) -> Case:
     """A dense causal case with a row and a query, whose pairs are hidden by no tree."""
     dense = replace(
-        case,
+        with_options(case, causal=True),
         packed=False,
         lengths=(max((1, *case.lengths)),),
         key_lengths=None if case.key_lengths is None else (max(case.key_lengths),),
         given=tuple(name for name in case.given if name != "parents"),
-        options=with_options(case, causal=True),
         same={},
         earlier=None,
         frozen=(),

@@ -218,6 +218,7 @@ def _is_exact(op: Op, case: Case) -> bool:
     return all(case.options.get(o.name, o.default) in o.exact for o in op.options if o.exact)
 
 
-def with_options(case: Case, **options: Any) -> dict[str, Any]:
-    """The options of a case, updated with those of `options` that the case has."""
-    return {**case.options, **{n: v for n, v in options.items() if n in case.options}}
+def with_options(case: Case, **options: Any) -> Case:
+    """The case with other values of those options that it has."""
+    known = {name: value for name, value in options.items() if name in case.options}
+    return replace(case, options={**case.options, **known})

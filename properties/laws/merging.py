@@ -98,14 +98,8 @@ def _parts_are_within_bounds(op: Op, case: Case) -> bool:
     """Whether an implementation takes fewer keys, and queries that see all of them."""
     keys = 0 if case.key_lengths is None else max(case.key_lengths)
     fewer = replace(case, key_lengths=(max(0, keys - 1),))
-    return within_bounds(op, fewer) and within_bounds(
-        op,
-        replace(
-            fewer,
-            lengths=(max(1, max(case.lengths) - 1),),
-            options=with_options(case, causal=False),
-        ),
-    )
+    later = replace(with_options(fewer, causal=False), lengths=(max(1, max(case.lengths) - 1),))
+    return within_bounds(op, fewer) and within_bounds(op, later)
 
 
 def _subsets(case: Case, keys: int, device: torch.device) -> list[Tensor]:
@@ -180,7 +174,7 @@ def adapt(op: Op, case: Case) -> Case:
     keys = case.key_lengths or case.lengths
     return op.settle(
         replace(
-            case,
+            with_options(case, window=None, structure=None, return_lse=True),
             packed=False,
             lengths=(max((1, *case.lengths)),),
             key_lengths=(max((1, *keys)),),
@@ -189,7 +183,6 @@ def adapt(op: Op, case: Case) -> Case:
             layouts={n: x for n, x in case.layouts.items() if n not in _AT_A_CUT},
             float32=tuple(name for name in case.float32 if name not in _AT_A_CUT),
             frozen=tuple(name for name in case.frozen if name not in _AT_A_CUT),
-            options=with_options(case, window=None, structure=None, return_lse=True),
             earlier=None,
         )
     )

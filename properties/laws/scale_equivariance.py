@@ -74,8 +74,8 @@ def adapt(op: Op, case: Case) -> Case:
     subnormals.
     """
     values = "integers" if case.dtype == "float16" and "integers" in op.recipes else case.values
-    options = with_options(case, normalize=False, use_qk_l2norm_in_kernel=False)
-    return op.settle(replace(case, values=values, options=options, same={}))
+    case = with_options(case, normalize=False, use_qk_l2norm_in_kernel=False)
+    return op.settle(replace(case, values=values, same={}))
 
 
 LAW = Law("scale_equivariance", check, adapt, uses=("scale",))

@@ -170,8 +170,7 @@ def adapt(op: Op, case: Case) -> Case:
     If keys cannot be packed apart from queries, use a dense batch with one cut.
     """
     rules = structures.resumable(case.options.get("structure"))
-    options = with_options(case, causal=True, output_final_state=True, structure=rules)
-    case = op.settle(replace(case, options=options))
+    case = op.settle(with_options(case, causal=True, output_final_state=True, structure=rules))
     if len(op.packed_by) < (2 if op.own_keys else 1):
         dims = {**case.dims, "B": max(1, case.dims["B"])}
         dense = replace(case, packed=False, dims=dims, lengths=(max((1, *case.lengths)),))
