@@ -9,7 +9,6 @@ which a mode keeps its bits, and beyond it the error budget judges.
     splits   the keys in another number of parts
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -25,7 +24,7 @@ from properties.laws.law import Law, Run, with_a_row, with_options, with_own_ele
 
 def check(run: Run) -> float:
     inputs = run.inputs()
-    return max(changed(run, inputs, level) for level, changed in _LEVELS.items())
+    return max(change(run, inputs) for change in (_in_other_pages, _cut, _in_other_splits))
 
 
 def _judge(run: Run, inputs: Inputs, got: Results, want: Results, level: str) -> float:
@@ -41,10 +40,10 @@ def _judge(run: Run, inputs: Inputs, got: Results, want: Results, level: str) ->
     return compare_with_oracle(run, inputs, {}, got)
 
 
-def _in_other_pages(run: Run, inputs: Inputs, level: str) -> float:
+def _in_other_pages(run: Run, inputs: Inputs) -> float:
     want = run.call(inputs)
     others = _repaged(run, inputs)
-    worst = _judge(run, others, run.call(others), want, level)
+    worst = _judge(run, others, run.call(others), want, "pages")
     _beside_pages_of_nan(run, others, want)
     return worst
 
@@ -123,7 +122,7 @@ def _takes_queries(op: Op, case: Case, count: int) -> bool:
     return op.settle(replace(case, lengths=(count,))).lengths == (count,)
 
 
-def _cut(run: Run, inputs: Inputs, level: str) -> float:
+def _cut(run: Run, inputs: Inputs) -> float:
     case = run.case
     tokens = case.lengths[0]
     want = run.call(inputs)
@@ -134,13 +133,13 @@ def _cut(run: Run, inputs: Inputs, level: str) -> float:
         if _takes_queries(run.op, case, tokens - cut):
             late = inputs.with_tensors({"q": inputs.tensors["q"][:, cut:]})
             got = run.call(late)
-            worst = max(worst, _judge(run, late, got, _tokens(want, cut, tokens), level))
+            worst = max(worst, _judge(run, late, got, _tokens(want, cut, tokens), "cut"))
         if inputs.options.get("num_splits", 1) == 1 and _takes_queries(run.op, case, cut):
             early = _first_tokens(inputs, cut, tokens)
             if early is not None:
                 got = run.call(early)
                 first = _tokens(want, 0, cut)
-                worst = max(worst, _judge(run, early, got, first, level))
+                worst = max(worst, _judge(run, early, got, first, "cut"))
     return worst
 
 
@@ -159,20 +158,13 @@ def _first_tokens(inputs: Inputs, cut: int, tokens: int) -> Inputs | None:
     return inputs.with_tensors({"q": inputs.tensors["q"][:, :cut], "lengths": lengths - gone})
 
 
-def _in_other_splits(run: Run, inputs: Inputs, level: str) -> float:
+def _in_other_splits(run: Run, inputs: Inputs) -> float:
     splits = inputs.options.get("num_splits")
     if splits is None:
         return 0.0
     want = run.call(inputs)
     other = inputs.with_options(num_splits=2 + (splits + run.case.seed) % 7)
-    return _judge(run, other, run.call(other), want, level)
-
-
-_LEVELS: dict[str, Callable[[Run, Inputs, str], float]] = {
-    "pages": _in_other_pages,
-    "cut": _cut,
-    "splits": _in_other_splits,
-}
+    return _judge(run, other, run.call(other), want, "splits")
 
 
 def adapt(op: Op, case: Case) -> Case:
