@@ -48,8 +48,9 @@ def compare_with_oracle(
         Violation: an error exceeds its budget, or a result is missing.
     """
     op, case = run.op, run.case
-    asked = op.name, case.to_json(), inputs.tensors, inputs.options, cotangents
-    want = run.subject.recall(asked, lambda: oracle_results(op, inputs, cotangents))
+    asked = case.to_json(), inputs.tensors, inputs.options, cotangents
+    make = partial(oracle_results, op, inputs, cotangents)
+    want = run.subject.recall((op.name, "results", *asked), make)
     got, want = _matched(run, got, want)
     # The oracle is on the CPU.
     got = {name: x.cpu() for name, x in got.items()}
@@ -83,20 +84,20 @@ def _within_a_budget(
     alone = run.law == "differential" and not case.same
     within = torch.float32 if op.in_float32 and alone else case.torch_dtype
     precision = BY_DTYPE[within]
-    of_budgets = *asked, call.dtypes, within
+    about = op.name, "budgets", *asked, call.dtypes, within
     attempts = _attempts(op, case, quick=run.subject.quick)
     _, quiet = attempts[0]
     comparisons: list[Comparison] = []
     allowed: dict[str, Budget] = {}
     for draws, form in attempts:
-        key = *of_budgets, draws, form is quiet
-        allowed = recall(key, partial(call.budgets, precision, form=form, draws=draws))
+        make = partial(call.budgets, precision, form=form, draws=draws)
+        allowed = recall((*about, draws, form is quiet), make)
         comparisons = _compared(got, call.want, allowed)
         if _all_passed(comparisons):
             return comparisons
     for finer in () if op.multilinear(case) else finer_than(precision):
         make = partial(call.budgets, finer, form=quiet, draws=DRAWS)
-        theirs = recall((*of_budgets, finer), make)
+        theirs = recall((*about, finer), make)
         allowed = {name: budget.joined(theirs[name]) for name, budget in allowed.items()}
         comparisons = _compared(got, call.want, allowed)
     return comparisons

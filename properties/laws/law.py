@@ -29,7 +29,8 @@ class Subject:
 
     Args:
         recall: maps (what an oracle's answer depends on, how to compute it) to the answer; a caller
-            that repeats cases may cache here.
+            that repeats cases may cache here. The first begins with the name of the op and what is
+            computed, "results" or "budgets".
         quick: accept clear passes with fewer perturbed runs. The fraction of the budget is then too
             large.
     """

@@ -22,7 +22,6 @@ from properties.mutants.triggers.recording import Evaluation, Witness
 from properties.targets.ledger import Fault, Ledger
 from properties.verdict import Comparison
 from properties.verdict.compare import Budget
-from properties.verdict.precision import Precision
 
 Matrix = "np.ndarray[Any, Any]"
 # Evaluations to plant a predicate in before it counts as missing.
@@ -60,11 +59,11 @@ class _Recall:
         self.want: Results = {}
 
     def __call__(self, about: tuple[Any, ...], compute: Callable[[], Any]) -> Any:
-        # A question about budgets ends with the form that it takes, or with a precision.
-        if not isinstance(about[-1], bool | Precision):
-            self.want = self.recall(about, compute)
-            return self.want
-        return {name: _clear(y) for name, y in self.want.items()}
+        _, what, *_ = about
+        if what == "budgets":
+            return {name: _clear(y) for name, y in self.want.items()}
+        self.want = self.recall(about, compute)
+        return self.want
 
 
 def _clear(want: Tensor) -> Budget:
