@@ -113,13 +113,13 @@ def _bundles(
     if not (tiles and own) and edges != (16,):
         # Sequences extend past the target's own tile.
         longest = max(longest, edges[-1] + 16)
-    case, numbers = _with_arguments(draw, op, mode, case)
-    shared = _Shared(op, mode, target, case, numbers, extent, twin)
+    case, varying = _with_arguments(draw, op, mode, case)
+    bundle = _Bundle(op, mode, target, case, varying, extent, twin)
     # Thousands of tokens take longer to run than a program to compile.
     most = 1 if "tokens" in extent else most
-    found = draw(st.lists(_members(shared, edges, longest, widest), min_size=1, max_size=most))
-    few = replace(shared, extent=ORDINARY[0])
-    return found + draw(st.lists(_members(few, (), 2, 2), max_size=tiny))
+    found = draw(st.lists(_members(bundle, edges, longest, widest), min_size=1, max_size=most))
+    small = replace(bundle, extent=ORDINARY[0])
+    return found + draw(st.lists(_members(small, (), 2, 2), max_size=tiny))
 
 
 def _enlarged(
@@ -146,12 +146,12 @@ def _tile(
 
 
 @dataclass(frozen=True)
-class _Shared:
+class _Bundle:
     """What the cases of a bundle share.
 
     Args:
         case: with everything that a program is specialised on.
-        numbers: the options whose values are drawn for each case.
+        varying: the options whose values are drawn for each case.
         extent: the dims along which the cases are large.
         twin: each passes one tensor as two arguments.
     """
@@ -160,17 +160,17 @@ class _Shared:
     mode: Mode
     target: Target
     case: Case
-    numbers: Sequence[Option]
+    varying: Sequence[Option]
     extent: Extent
     twin: bool
 
 
 @st.composite
 def _members(
-    draw: DrawFn, shared: _Shared, edges: Sequence[int], longest: int, widest: int
+    draw: DrawFn, bundle: _Bundle, edges: Sequence[int], longest: int, widest: int
 ) -> Case:
     """Draw what no program is specialised on: rows, lengths, numbers, layouts, the call."""
-    op, extent, case = shared.op, shared.extent, shared.case
+    op, extent, case = bundle.op, bundle.extent, bundle.case
     case = replace(case, dims={**case.dims, "B": _rows(draw, op, case, widest, extent)})
     exact = False
     if "tokens" in extent:
@@ -181,15 +181,15 @@ def _members(
         case = with_many_tokens(draw, op, case, extent, exact=exact)
     else:
         case = with_lengths(draw, op, case, edges, longest, extent)
-    case = _with_numbers(draw, shared.numbers, case)
+    case = _with_varying(draw, bundle.varying, case)
     values = any_of(*_recipes(op, case, extent))
     case = replace(case, values=draw(values), seed=draw(st.integers(0, 2**16)))
     case = op.settle(_with_layouts(draw, op, case))
     if exact:
         case = on_integers(op, case)
-    if shared.twin:
+    if bundle.twin:
         case = _with_a_tensor_twice(draw, op, case)
-    return op.settle(_with_a_call(draw, op, shared.mode, case, shared.target))
+    return op.settle(_with_a_call(draw, op, bundle.mode, case, bundle.target))
 
 
 def _rows(draw: DrawFn, op: Op, case: Case, widest: int, extent: Extent) -> int:
@@ -242,23 +242,23 @@ def _packed(draw: DrawFn, op: Op, extent: Extent) -> bool:
 
 
 def _with_arguments(draw: DrawFn, op: Op, mode: Mode, case: Case) -> tuple[Case, list[Option]]:
-    """Draw which arguments and options are given; return the options without a number yet."""
+    """Draw which arguments and options are given; return the options that each case draws."""
     allowed = [a for a in op.arguments if a.name not in mode.refuses]
     given = tuple(a.name for a in allowed if a.optional and draw(st.booleans()))
     present = [a for a in allowed if not a.optional or a.name in given]
     float32 = tuple(a.name for a in present if a.dtype == "either" and draw(st.booleans()))
     case = replace(case, given=given, float32=float32, broadcast=_broadcast(draw, present))
-    numbers = []
+    varying = []
     for option in op.options:
         if option.name not in mode.refuses:
             # Most of what may be drawn is not the default, and most calls ask for little.
             left = option.default is None and not option.number and draw(_LEFT)
             value = None if left else draw(option.draw(case))
             if option.number or not (value is None or isinstance(value, bool | str)):
-                numbers.append(option)
+                varying.append(option)
                 value = option.default
             case = replace(case, options={**case.options, option.name: value})
-    return case, numbers
+    return case, varying
 
 
 def _broadcast(draw: DrawFn, arguments: Sequence[Argument]) -> dict[str, str]:
@@ -271,18 +271,18 @@ def _broadcast(draw: DrawFn, arguments: Sequence[Argument]) -> dict[str, str]:
     return {name: letters for name, letters in ones.items() if letters}
 
 
-def _with_numbers(draw: DrawFn, numbers: Sequence[Option], case: Case) -> Case:
-    for option in numbers:
-        number = option.draw(case)
+def _with_varying(draw: DrawFn, varying: Sequence[Option], case: Case) -> Case:
+    for option in varying:
+        values = option.draw(case)
         if not option.number:
-            number = _not_none(number)
-        case = replace(case, options={**case.options, option.name: draw(number)})
+            values = _not_none(values)
+        case = replace(case, options={**case.options, option.name: draw(values)})
     return case
 
 
 @lru_cache(maxsize=2048)
-def _not_none(number: SearchStrategy[Any]) -> SearchStrategy[Any]:
-    return number.filter(lambda value: value is not None)
+def _not_none(values: SearchStrategy[Any]) -> SearchStrategy[Any]:
+    return values.filter(lambda value: value is not None)
 
 
 def _with_layouts(draw: DrawFn, op: Op, case: Case) -> Case:
