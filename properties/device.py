@@ -100,7 +100,7 @@ def gpus(name: str = "auto") -> list[str]:
     return [str(place) for place in range(count)] if chosen is None else chosen.split(",")[:count]
 
 
-def activate(name: str = "auto") -> torch.device:
+def activate(name: str) -> torch.device:
     """Make Triton run on `name` in this process; return the device of the tensors.
 
     "auto" is the GPU if there is one, else the simulator. The interpreter replaces Triton's

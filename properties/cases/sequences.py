@@ -21,7 +21,7 @@ def dims_of(op: Op, name: str) -> tuple[str, ...]:
     return next(tuple(x.dims.split()) for x in tensors if name in (x.name, f"d{x.name}"))
 
 
-def spans(case: Case, dim: str = "T") -> list[tuple[int, int]]:
+def spans(case: Case, dim: str) -> list[tuple[int, int]]:
     """Return the first and one-past-last token of each sequence on the axis `dim`, "T" or "S"."""
     lengths = case.key_lengths if dim == "S" and case.key_lengths is not None else case.lengths
     if case.packed:

@@ -47,7 +47,7 @@ class Changed:
     files: tuple[str, ...]
     target: str = "ours"
 
-    def reaches(self, path: Path, test: str, parameters: Iterable[Any] = ()) -> bool:
+    def reaches(self, path: Path, test: str, parameters: Iterable[Any]) -> bool:
         """Whether any of the files can change what a test does.
 
         Args:

@@ -327,7 +327,7 @@ class Found(AssertionError):
 
 
 @cache
-def type_of(fingerprint: Fingerprint, needs: tuple[str, ...] = ()) -> type[Found]:
+def type_of(fingerprint: Fingerprint, needs: tuple[str, ...]) -> type[Found]:
     return type("Found", (Found,), {"__doc__": str(fingerprint)})
 
 

@@ -31,7 +31,7 @@ class Mutant:
     """A change of one function.
 
     Args:
-        path: the file of the module, as `reach.below` names it.
+        path: the file of the module, as `line_coverage.below` names it.
         function: its name within the module.
         lines: the lines of the file that run the changed code.
         number: counts the changes of one function that read the same.
@@ -203,20 +203,14 @@ def _numbers(*sources: Source) -> Numbers:
     return Numbers(f for source in sources for f in source.functions)
 
 
-def mutants_of(
-    module: str,
-    source: Source,
-    operators: Sequence[str] = (),
-    path: Path = Path(),
-    numbers: Numbers | None = None,
-) -> list[Mutant]:
-    """The mutants of one module, with all single edits or with the named operators."""
-    operators = operators or list(OPERATORS)
-    numbers = numbers or Numbers(source.functions)
-    mutants: list[Mutant] = []
-    for function in source.functions:
-        mutants += _of(module, path, function, numbers, operators)
-    return mutants
+def mutants_of(module: str, source: Source, operators: Sequence[str] = ()) -> list[Mutant]:
+    """The mutants of the text of one module, with all single edits or with the named operators."""
+    numbers = Numbers(source.functions)
+    return [
+        mutant
+        for function in source.functions
+        for mutant in _of(module, Path(), function, numbers, operators or list(OPERATORS))
+    ]
 
 
 def _of(

@@ -135,11 +135,17 @@ def measure_all(
     device: torch.device,
     console: Console,
     *,
-    nights: int = 0,
-    listing: Path | None = None,
-    folder: Path | None = None,
+    nights: int,
+    listing: Path | None,
+    folder: Path | None,
 ) -> int:
-    """Measure each op; print and record the results."""
+    """Measure each op; print and record the results.
+
+    Args:
+        nights: how many to measure besides the profile `ci`.
+        listing: a file for the predicates that are not reached.
+        folder: where to record the shares.
+    """
     # Rejected calls have no results to judge.
     jobs = [job for job in selection.jobs(Witness(ours)) if job.law != "rejection"]
     reached: dict[str, OpReach] = {}
