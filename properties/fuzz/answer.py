@@ -79,8 +79,8 @@ class Answer:
         excused: known failures of the target that the case showed.
         doubtful: how it failed if the machine may be at fault: out of memory, files or threads,
             killed by someone else, or hanging.
-        sent: the machine is at fault, however often: its process was ended from outside, or the
-            disk is full.
+        by_machine: the machine is at fault, however often it fails so: somebody ended its process,
+            or the disk is full.
         spent: the process must be replaced.
         lines: source lines of the kernels that the case launched; none but on the simulator.
         functions: first lines of the target's Python functions that it ran; noted once for each
@@ -91,7 +91,7 @@ class Answer:
     failure: Failure | None = None
     excused: tuple[str, ...] = ()
     doubtful: str = ""
-    sent: bool = False
+    by_machine: bool = False
     spent: bool = False
     lines: frozenset[str] = frozenset()
     functions: frozenset[str] = frozenset()

@@ -27,7 +27,7 @@ class Asker:
     def __init__(self, night: Night, worker: Judge) -> None:
         self.night, self.worker, self.log = night, worker, night.log
         self.idle: Clock | None = None
-        self.elsewhere: dict[str, _Elsewhere] = {}
+        self.second_runs: dict[str, _SecondRun] = {}
 
     def ask(self, law: str, case: Case) -> Answer:
         self.idle = None
@@ -40,17 +40,18 @@ class Asker:
 
     def sure(self, law: str, case: Case) -> Answer:
         """Ask about a case; if the machine may be at fault, repeat until it fails in the same way
-        twice. If somebody ends its process each time, that tells nothing of the case.
+        twice.
 
         Repeats use fresh processes with time to compile. A known bug needs no repeat. A case that
-        hangs runs on the second engine at the same time, which would take as long again.
+        hangs also starts on the second engine at once: after the repeat it would take as long
+        again.
         """
         doubts: dict[str, Failure | None] = {}
         answer = self.ask(law, case)
         while answer.doubtful and answer.doubtful not in doubts and not self._knows(answer.failure):
             doubts[answer.doubtful] = answer.failure
             if answer.doubtful == HANGS:
-                self._begin_elsewhere(law, case)
+                self._begin_second(law, case)
             answer = self.ask(law, case)
         doubts.pop(answer.doubtful, None)
         hung = doubts.get(HANGS)
@@ -60,8 +61,8 @@ class Asker:
             del doubts[HANGS]
             failure = replace(answer.failure, also=(*answer.failure.also, hung.fingerprint))
             answer = replace(answer, failure=failure)
-        if answer.sent:
-            # Twice, and no failure of the case all the same.
+        if answer.by_machine:
+            # Even twice it is no failure of the case.
             doubts[answer.doubtful] = None
             answer = Answer()
         with self.night.lock:
@@ -75,7 +76,7 @@ class Asker:
     def again(self, bucket: Bucket) -> tuple[str, ...]:
         """The engines on which a bug repeats."""
         law, case = bucket.first.law, bucket.first.case
-        second = self._begin_elsewhere(law, case)
+        second = self._begin_second(law, case)
         if bucket.first.fatal:
             first = "  again     in a fresh process as well"
         else:
@@ -108,18 +109,18 @@ class Asker:
 
     def close(self) -> None:
         self.idle = None
-        for second in self.elsewhere.values():
+        for second in self.second_runs.values():
             second.close()
 
-    def _begin_elsewhere(self, law: str, case: Case) -> "_Elsewhere":
+    def _begin_second(self, law: str, case: Case) -> "_SecondRun":
         """Start judging a case on the second engine, unless started already."""
         key = f"{law} {case.to_json()}"
-        if key not in self.elsewhere:
-            self.elsewhere[key] = _Elsewhere(self.night, law, case)
-        return self.elsewhere[key]
+        if key not in self.second_runs:
+            self.second_runs[key] = _SecondRun(self.night, law, case)
+        return self.second_runs[key]
 
 
-class _Elsewhere:
+class _SecondRun:
     """A case on the second engine, in a process and thread of its own.
 
     Attributes:

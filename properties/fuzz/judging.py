@@ -252,7 +252,7 @@ def _answer(law: str, case: Case, subject: Subject) -> Answer:
     return Answer(
         failure=failure,
         doubtful=doubtful,
-        sent=lacking == _DISK,
+        by_machine=lacking == _DISK,
         spent=lost or bool(doubtful),
     )
 

@@ -113,7 +113,7 @@ def test_a_case_that_the_machine_may_have_killed_is_repeated_until_it_fails_twic
 
 
 def test_a_case_whose_process_somebody_ends_is_no_failure() -> None:
-    ask = Mock(return_value=replace(answer(KILLED), sent=True))
+    ask = Mock(return_value=replace(answer(KILLED), by_machine=True))
     log = Log("oracle", 1, {JOB: Tally()})
     Turn(night(log), Mock(Worker, ask=ask), JOB, 0)._judge(case(1))
     assert ask.call_count == 2
@@ -276,7 +276,7 @@ def test_functions_are_those_of_a_fresh_process(monkeypatch: pytest.MonkeyPatch)
     worker = Mock(Worker, ask=Mock(side_effect=[first, later, answer(Y)]))
     whole = night(Log("oracle", 1, {JOB: Tally()}, [bucket := Bucket([failure(Y)])]))
     second = Mock(asked=Mock(result=lambda: answer(None)))
-    monkeypatch.setattr(Asker, "_begin_elsewhere", lambda *case: second)
+    monkeypatch.setattr(Asker, "_begin_second", lambda *case: second)
     Asker(whole, worker).again(bucket)
     assert bucket.functions == {"shift.py:10"}
     assert whole.log.ran == {JOB.op: {"shift.py:10"}}

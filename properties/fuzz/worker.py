@@ -293,7 +293,7 @@ class Worker:
                 counted for the machine, so that this one need not be among them.
         """
         if code != -signal.SIGKILL or not killed:
-            return replace(self._ended(law, case, _how(code)), sent=True)
+            return replace(self._ended(law, case, _how(code)), by_machine=True)
         while_ = f", while Linux kills {counted(killed, 'process')} for want of memory"
         return self._ended(law, case, _how(code), while_ + self.memories)
 
