@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return _main(parse, Options(**vars(parse.parse_args(arguments))))
     except KeyboardInterrupt:
-        # There is no night yet, or one case alone.
+        # Before the night begins, or while `--case` is judged.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         parse.exit(128 + signal.SIGINT, "stopped by SIGINT\n")
 
@@ -68,7 +68,7 @@ def _main(parse: argparse.ArgumentParser, options: Options) -> int:
             # Before our signal handlers: Ray installs its own.
             workers = _crew(origin, options)
             if options.target not in NAMES and isinstance(workers[0], Worker):
-                # There first: somebody's module may end its process, or never be imported.
+                # In a worker first: the import of a target may end its process, or hang.
                 workers[0].load()
             subject = origin.subject()
             if options.case is None:
@@ -115,7 +115,7 @@ def _alone(folders: Mapping[str, Path | None]) -> Iterator[None]:
 
 
 def _crew(origin: Origin, options: Options) -> Sequence[Judge]:
-    """Start the workers, here or on the cluster of `--ray`; one for a case that is not drawn.
+    """Start the workers, here or on the cluster of `--ray`; one for `--case`.
 
     Raises:
         ValueError: there is no such cluster.
@@ -173,7 +173,7 @@ def fuzz(
     def tell(bucket: Bucket) -> None:
         bucket.write(options.findings, options.target)
         cause = next((cause for cause in log.causes if bucket in cause.buckets), None)
-        # Those of one cause are told whole until it is known, and in the end all in its place.
+        # A bug whose cause is known takes two lines; in the end each cause lists its bugs.
         _say(console, *((bucket.line, f"  {cause.line}") if cause else (bucket.report,)), "")
 
     night = Night(

@@ -40,7 +40,7 @@ class Bucket:
         functions: first lines of Python functions that all of its cases ran, of those noted.
         name: the name of its files, which stays when a smaller case is found.
         needs: parts of its cases (`properties.fuzz.needs`) without which they pass.
-        spare: parts of later cases that fail without them too.
+        spare: parts of later cases that these turned out not to need.
         steady: whether it repeats each time; if not, what it needs cannot be told.
     """
 
@@ -149,7 +149,7 @@ class Bucket:
             self.functions = (self.functions or functions) & functions
 
     def absorb(self, other: "Bucket") -> None:
-        """Merge another bucket of the same bug, whose files go: they pin nothing else."""
+        """Merge another bucket of the same bug, and delete its files."""
         for path in other.files:
             with suppress(OSError):
                 Path(path).unlink()

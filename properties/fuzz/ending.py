@@ -60,9 +60,9 @@ class Output:
 
 @contextmanager
 def standing() -> Iterator[None]:
-    """Answer with a folder in which nobody can write where somebody has removed the current one.
+    """Let `os.getcwd` return /proc, in which nobody can write, once the current folder is removed.
 
-    Hypothesis asks for it, and each process that is started, though neither needs it.
+    Hypothesis asks for the folder, and each new process does, though neither needs it.
     """
     ask = os.getcwd
 
@@ -83,7 +83,7 @@ def signals(asked: list[str]) -> Iterator[list[str]]:
     They stay without effect while Python exits.
 
     Args:
-        asked: what else asks for it.
+        asked: the list to extend; others may extend it too.
     """
 
     def note(number: int, frame: FrameType | None) -> None:

@@ -32,7 +32,7 @@ def prepare() -> None:
     with _PREPARING:
         address = forkserver._forkserver._forkserver_address  # type: ignore[attr-defined]
         if address is not None and not os.path.exists(address):
-            # Somebody has deleted temporary files, and with them the way to it.
+            # Somebody has deleted temporary files, and with them its socket.
             _end()
         if _server() is None:
             _start_server()
@@ -67,9 +67,9 @@ def _server() -> int | None:
 def end_server() -> None:
     """Kill the process that workers are forked from, and the workers with it.
 
-    Whoever waits for one of them does so no longer; the next to start begins with a new one.
+    Threads that wait for a worker stop waiting, and the next worker starts a new process.
     """
-    # Nobody asks for the next until this one is gone: Linux closes its files before.
+    # The lock is held until this one is gone, when Linux has closed its files.
     with _PREPARING:
         _end()
 

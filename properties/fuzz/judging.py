@@ -71,8 +71,8 @@ T = TypeVar("T")
 
 
 class Unloaded(Exception):
-    """A process that was replaced while idle has no target, or one that a case has spoilt is not
-    to judge another.
+    """This process cannot judge: it was replaced while idle and has no target, or an earlier case
+    has damaged it.
     """
 
 
@@ -149,7 +149,7 @@ def load(origin: Origin, growth: int) -> str:
     except KeyboardInterrupt:
         # Ctrl-C does not reach a worker.
         return f"target: {origin.target!r} raises KeyboardInterrupt"
-    # Reports name them, also once no file can be opened.
+    # Cached for reports: later, too many files may be open to read them.
     versions()
     _MOST = resident() + growth
     return ""

@@ -191,7 +191,7 @@ class Log:
                 yield older, newer
 
     def noted(self, op: str, answer: Answer) -> None:
-        """Note what a case of an op ran, as all that a bucket ran must be."""
+        """Note what a case of an op ran: for every bucket, `causes` wants what its cases ran."""
         self.ran.setdefault(op, set()).update(answer.lines | answer.functions)
 
     def add(self, job: Job, tally: Tally, seconds: float) -> None:

@@ -24,7 +24,7 @@ from properties.jobs import Selection
 from properties.laws import LAWS
 from properties.targets import NAMES, Target
 
-# Options of what is drawn, and of what is kept of it.
+# Options that `--case` excludes, since it draws and keeps nothing.
 _OF_DRAWING = ("op", "mode", "dtype", "seed", "jobs", "ray", "record", "resume", "report")
 _FINDINGS = Path("findings")
 # Bytes of the folder of temporary files: in a socket's name, of 107, multiprocessing adds 32.
@@ -68,8 +68,8 @@ class Options:
         """Check options that exclude each other, and what the end of the run would need.
 
         Raises:
-            ValueError: --case beside an option of drawing, no room for temporary files, too long a
-                name of their folder, or a file of --record that is none.
+            ValueError: --case beside an option of drawing, no room for temporary files, a name of
+                their folder that is too long, or a file of --record with other contents.
         """
         beside = [name for name in _OF_DRAWING if getattr(self, name) not in (None, [])]
         beside += [] if self.shrink else ["no-shrink"]

@@ -35,7 +35,7 @@ class Enough(BaseException):
 
 
 class Endless(BaseException):
-    """Ends drawing: what an adapter says of its bounds may never return."""
+    """Ends drawing that takes too long: a bound of an adapter may never return."""
 
 
 class Turn:
@@ -193,7 +193,7 @@ class Turn:
             self.found.append(bucket)
         bucket.add(failure)
         bucket.ran(answer.lines, answer.functions)
-        # One that shows while another is made smaller counts at its first sight.
+        # A bug that shows while another one shrinks counts once.
         bucket.seen[self.job.name] += not self._shrinking or not bucket.seen[self.job.name]
         for other in list(self.found):
             alike = other.needs == bucket.needs and other.shows(failure.fingerprints, answer.lines)
