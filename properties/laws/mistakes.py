@@ -5,8 +5,9 @@ together with all tensors of that dim; None stands for a tensor that the op need
 its declared bad values.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from random import Random
 from typing import Any
 
 import torch
@@ -32,7 +33,7 @@ class Mistake:
     Args:
         names: arguments, one of which the message must name.
         everywhere: the oracle must reject it too; False if only kernels have the argument.
-        kind: groups mistakes that a library makes together; defaults to `what`.
+        kind: of mistakes that a library makes together; empty for one of its own.
     """
 
     what: str
@@ -40,6 +41,24 @@ class Mistake:
     names: tuple[str, ...]
     everywhere: bool = True
     kind: str = ""
+
+    @property
+    def group(self) -> str:
+        """The kind, or for a mistake of its own what it is."""
+        return self.kind or self.what
+
+
+def in_turn(each: Iterable[Mistake], case: Case) -> list[Mistake]:
+    """Mistakes in an order of the case's own: each group is as likely to come first.
+
+    The law ends with the first that is not refused, which would hide all others. A place follows
+    from the name, so that another mistake in the list moves none.
+    """
+
+    def place(name: str) -> float:
+        return Random(f"{case.seed} {name}").random()
+
+    return sorted(each, key=lambda mistake: (place(mistake.group), place(mistake.what)))
 
 
 def mistakes(op: Op, case: Case, inputs: Inputs) -> Iterator[Mistake]:

@@ -35,8 +35,8 @@ from properties.catalogue import OPS, Op
 from properties.catalogue.op import Argument, Role
 from properties.device import keeping_state
 from properties.jobs import Job, Selection, drawn, hypothesis_test, judge
-from properties.laws import LAWS, Subject, Violation, expect, rejection
-from properties.laws.mistakes import Mistake, mistakes
+from properties.laws import LAWS, Subject, Violation, expect
+from properties.laws.mistakes import Mistake, in_turn, mistakes
 from properties.session import TIMES_ITS_SHARE
 from properties.simulator import SimulationError
 from properties.simulator.errors import Location
@@ -996,13 +996,11 @@ def test_none_is_no_mistake_where_a_library_gives_it_a_meaning() -> None:
     assert judge("rejection", case, subject) == 0
 
 
-def test_another_mistake_moves_none_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    inputs = Subject(some(), CPU).inputs(ATTENTION, PLAIN)
-    before = [mistake.what for mistake in rejection._in_turn(ATTENTION, PLAIN, inputs)]
-    more = [Mistake("one more", {}, ()), *mistakes(ATTENTION, PLAIN, inputs)]
-    monkeypatch.setattr(rejection, "mistakes", lambda *_: more)
-    after = [mistake.what for mistake in rejection._in_turn(ATTENTION, PLAIN, inputs)]
-    assert [what for what in after if what != "one more"] == before
+def test_another_mistake_moves_none_of_the_others() -> None:
+    each = [*mistakes(ATTENTION, PLAIN, Subject(some(), CPU).inputs(ATTENTION, PLAIN))]
+    more = in_turn([Mistake("one more", {}, ()), *each], PLAIN)
+    after = [one.what for one in more if one.what != "one more"]
+    assert after == [one.what for one in in_turn(each, PLAIN)]
 
 
 def test_a_mistake_that_is_never_refused_hides_no_other() -> None:
@@ -1019,20 +1017,15 @@ def test_a_mistake_that_is_never_refused_hides_no_other() -> None:
     assert told == {"window=0", "scale=nan"}
 
 
-def test_a_mistake_beside_others_is_told_as_often(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mistake_beside_others_is_told_as_often() -> None:
     """A pack in a batch follows bad boundaries, which many libraries take."""
     packed = replace(PLAIN, packed=True, lengths=(3, 2))
-    inputs = Subject(some(), CPU).inputs(ATTENTION, packed)
-    each = [*mistakes(ATTENTION, packed, inputs)]
-    monkeypatch.setattr(rejection, "mistakes", lambda *_: each)
-    kinds = {rejection._kind(one) for one in each}
-    runs = 20 * len(kinds)
-    first = Counter(
-        rejection._kind(rejection._in_turn(ATTENTION, replace(packed, seed=n), inputs)[0])
-        for n in range(runs)
-    )
-    assert kinds == set(first)
-    assert max(first.values()) < 5 * runs / len(kinds)
+    each = [*mistakes(ATTENTION, packed, Subject(some(), CPU).inputs(ATTENTION, packed))]
+    groups = {one.group for one in each}
+    runs = 20 * len(groups)
+    first = Counter(in_turn(each, replace(packed, seed=n))[0].group for n in range(runs))
+    assert groups == set(first)
+    assert max(first.values()) < 5 * runs / len(groups)
 
 
 def test_rejection_skips_a_library_that_is_wrong_without_a_mistake() -> None:
