@@ -126,7 +126,9 @@ def _attempts(op: Op, case: Case, *, quick: bool) -> list[tuple[int, Function]]:
 
 
 def is_right(run: Run, inputs: Inputs, got: Results) -> bool:
-    """Whether results without gradients are the oracle's within the budget, whatever is known."""
+    """Whether results without gradients are the oracle's within the budget, no known failure being
+    excused.
+    """
     strict = replace(run, subject=replace(run.subject, ledger=Ledger()))
     try:
         compare_with_oracle(strict, inputs, {}, got)
@@ -141,13 +143,13 @@ def expect_identical(
     want: Results,
     against: str,
     *,
-    normal: float = 0.0,
+    divisor: float | None = None,
 ) -> None:
     """Require equal bits, after rounding `want` to the dtype of `got`.
 
     Args:
-        normal: treat two elements as equal that are nearly subnormal if divided by this, since
-            scaling by a power of two does not commute with rounding there. 0 treats none so.
+        divisor: treat two elements as equal that are nearly subnormal if divided by this, since
+            scaling by a power of two does not commute with rounding there.
 
     Raises:
         Violation: a result differs or is missing.
@@ -156,8 +158,8 @@ def expect_identical(
     for name in _overflowing_twins(run.case, got):
         alike = got[name].isnan() & want[name].isnan()
         got[name], want[name] = (x.masked_fill(alike, 0.0) for x in (got[name], want[name]))
-    if normal:
-        small = {n: _subnormal(x / normal) & _subnormal(want[n] / normal) for n, x in got.items()}
+    if divisor is not None:
+        small = {n: _subnormal(x / divisor) & _subnormal(want[n] / divisor) for n, x in got.items()}
         got = {name: x.masked_fill(small[name], 0.0) for name, x in got.items()}
         want = {name: want[name].masked_fill(small[name], 0.0) for name in got}
     _verdict(run, _compared(got, want, dict.fromkeys(got)), against)

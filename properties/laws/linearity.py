@@ -27,7 +27,7 @@ def check(run: Run) -> float:
         run.call(inputs.with_tensors(scaled)),
         {name: FACTOR * y if name in linear else y for name, y in once.items()},
         f"{FACTOR} times {' and '.join(op.linear_in)}",
-        normal=1.0,
+        divisor=1.0,
     )
     return 0.0
 

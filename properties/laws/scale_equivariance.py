@@ -41,11 +41,11 @@ def check(run: Run) -> float:
         want[name] = torch.where(x.isinf(), moved[name], x / factor)
     which = " and ".join(queries)
     against = f"scale {scale} where {which} is {factor} times larger and scale {scale / factor}"
-    expect_identical(run, moved, want, against, normal=_divided(case, cotangents))
+    expect_identical(run, moved, want, against, divisor=_divisor(case, cotangents))
     return 0.0
 
 
-def _divided(case: Case, cotangents: Results) -> float:
+def _divisor(case: Case, cotangents: Results) -> float:
     """By how much a kernel may divide gradients on the way, so that they stay in float16's range:
     at most the largest cotangent, as values are not as large.
     """
