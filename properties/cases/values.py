@@ -436,8 +436,8 @@ def of_a_sum(x: Tensor, dtype: torch.dtype, own: torch.dtype, generator: torch.G
     return x.new_ones(()).expand(x.shape)
 
 
-# How large cotangents are, in words: function of them, the activations' dtype, their own, and a
-# generator.
+# Size of the cotangents → a function of gaussian ones, the activations' dtype, their own dtype, and
+# a generator.
 COTANGENTS: dict[str, Callable[[Tensor, torch.dtype, torch.dtype, torch.Generator], Tensor]] = {
     size.__name__: size for size in (ordinary, large, tiny, of_a_sum)
 }

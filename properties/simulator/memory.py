@@ -289,8 +289,8 @@ def unwritten(tensor: torch.Tensor) -> torch.Tensor | None:
 
     Returns:
         A bool tensor of the same shape, or `None` if unknown: the memory did not come from
-            `torch.empty` or its kin while the simulator was installed, it is larger than 1 GB, or
-            the elements are integers of one or two bytes, which have no implausible value.
+            `torch.empty` or its kin while the simulator was installed, it is larger than 1 GiB, or
+            the elements have one byte or are integers of two, which have no implausible value.
     """
     if tensor.device.type != "cpu" or not is_fresh(tensor):
         return None

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-Results = dict[str, Tensor]
+from properties.cases.inputs import Results
 
 
 @dataclass
