@@ -175,8 +175,10 @@ def _expect_known(field: str, values: Iterable[object], known: Iterable[object])
 
 def _expect_lengths(op: Op, case: Case) -> None:
     lengths, keys = case.lengths, case.key_lengths
-    if case.packed and (not op.packed_by or case.dims["B"] != 1):
-        raise ValueError(f"case: packed: True, expected False of {op.name} and of B > 1")
+    if case.packed and not op.packed_by:
+        raise ValueError(f"case: packed: True, expected False of {op.name}, which packs nothing")
+    if case.packed and case.dims["B"] != 1:
+        raise ValueError(f"case: dims: B: {case.dims['B']}, expected 1 where sequences are packed")
     if not lengths or (len(lengths) > 1 and not case.packed):
         raise ValueError(f"case: lengths: {lengths!r}, expected one, or several of a pack")
     if keys is not None and (not op.own_keys or len(keys) != len(lengths)):

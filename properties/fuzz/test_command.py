@@ -31,6 +31,10 @@ pytestmark = pytest.mark.ops("l2norm")
 _ROOT = Path(__file__).parents[2]
 
 _CASE = '{"op":"l2norm","mode":"fused","dtype":"float32","dims":{"B":1,"H":1,"D":3},"lengths":[2]}'
+_PACK_OF_NO_ROWS = (
+    '{"op":"short_conv","mode":"fused","dtype":"float32","dims":{"B":0,"D":3,"W":2},"lengths":[2],'
+    '"packed":true}'
+)
 
 
 def _with(field: str) -> str:
@@ -65,6 +69,8 @@ def leaving(device: object) -> object:
         (["--case", _CASE.replace('"H":1', '"H":1,"K":2')], "case: dims: 'K', expected one of"),
         (["--case", _CASE.replace("[2]", "[-2]")], "case: lengths: -2, expected an integer"),
         (["--case", _CASE.replace("[2]", "[2,2]")], "case: lengths: (2, 2), expected one"),
+        (["--case", _with('"packed":true')], "case: packed: True, expected False of l2norm, which"),
+        (["--case", _PACK_OF_NO_ROWS], "case: dims: B: 0, expected 1 where sequences are packed"),
         (["--case", _with('"values":"odd"')], "case: values: 'odd', expected one of gaussian"),
         (["--case", _with('"options":{"scale":1}')], "case: options: 'scale', expected one of"),
         (["--case", _with('"layout":"round"')], "case: layout: 'round', expected one of"),
