@@ -39,14 +39,16 @@ def misaligned(x: Tensor) -> Tensor:
 
 
 def expanded(x: Tensor) -> Tensor:
-    """One batch row and one head, expanded with stride 0: all have the values of the first."""
+    """One batch row and one head, or row of a state, expanded with stride 0: all have the values of
+    the first.
+    """
     if x.dim() < 3 or 0 in x.shape:
         return x.contiguous()
     return x[:1, :, :1].contiguous().expand(x.shape)
 
 
 def repeated(x: Tensor) -> Tensor:
-    """One token, expanded with stride 0: all have the values of the first."""
+    """One token, or head of a state, expanded with stride 0: all have the values of the first."""
     if x.dim() < 3 or 0 in x.shape:
         return x.contiguous()
     return x[:, :1].contiguous().expand(x.shape)

@@ -161,7 +161,7 @@ def to_integer(x: Array, dtype: Any) -> Array:
 
 
 def fused_multiply_add(a: Array, b: Array, c: Array) -> Array:
-    """`a * b + c`, in effect rounded once."""
+    """`a * b + c`, in effect rounded once; twice in float64."""
     if a.dtype == np.float64:
         return np.asarray(a * b + c)
     return (a.astype(np.float64) * b + c).astype(np.float32)
