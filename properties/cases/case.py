@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, replace
 from types import UnionType
 from typing import Any, get_args, get_origin
 
@@ -90,6 +90,25 @@ class Case:
 
     def layout_of(self, name: str) -> str:
         return self.layouts.get(name, self.layout)
+
+    def without(self, *names: str) -> "Case":
+        """Return the case without optional tensors of these names."""
+
+        def others(known: tuple[str, ...]) -> tuple[str, ...]:
+            return tuple(name for name in known if name not in names)
+
+        def rest(known: Mapping[str, str]) -> dict[str, str]:
+            return {name: value for name, value in known.items() if name not in names}
+
+        return replace(
+            self,
+            given=others(self.given),
+            float32=others(self.float32),
+            frozen=others(self.frozen),
+            broadcast=rest(self.broadcast),
+            layouts=rest(self.layouts),
+            same={name: x for name, x in rest(self.same).items() if x not in names},
+        )
 
     def _stated(self) -> dict[str, Any]:
         """The fields that differ from their defaults."""

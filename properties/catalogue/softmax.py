@@ -1,6 +1,6 @@
 """Attention by a softmax over keys, or by a sigmoid of each."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -18,26 +18,6 @@ from properties.catalogue.op import BadCall, Mode, Option, Role
 from properties.catalogue.work import pairs
 
 
-def _without(case: Case, *names: str) -> Case:
-    """The case without some tensors."""
-
-    def others(known: Iterable[str]) -> tuple[str, ...]:
-        return tuple(name for name in known if name not in names)
-
-    def rest(known: Mapping[str, Any]) -> dict[str, Any]:
-        return {name: x for name, x in known.items() if name not in names}
-
-    return replace(
-        case,
-        given=others(case.given),
-        float32=others(case.float32),
-        frozen=others(case.frozen),
-        broadcast=rest(case.broadcast),
-        layouts=rest(case.layouts),
-        same={name: x for name, x in rest(case.same).items() if x not in names},
-    )
-
-
 def _settle(case: Case) -> Case:
     """The forgetting gate wants causal attention, and some rules want some lengths."""
     options = dict(case.options)
@@ -45,7 +25,7 @@ def _settle(case: Case) -> Case:
         options["structure"] = structures.fitting(options["structure"], case)
     if max(case.dims.get("K", 1), case.dims.get("V", 1)) > 256:
         # Their gradients have no kernel for wide heads.
-        case = _without(case, "g", "bias")
+        case = case.without("g", "bias")
     if "g" in case.given:
         options["causal"] = True
     return replace(case, options=options)

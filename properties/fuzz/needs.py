@@ -34,7 +34,7 @@ def _parts(case: Case) -> Iterator[tuple[str, Case]]:
     if case.key_lengths is not None:
         yield "other keys", replace(case, key_lengths=None)
     for name in case.given:
-        yield name, _without(case, name)
+        yield name, case.without(name)
     for option in OPS[case.op].options:
         if case.options.get(option.name, option.default) != option.default:
             plain = {**case.options, option.name: option.default}
@@ -75,21 +75,4 @@ def _dense(case: Case) -> Case:
         lengths=(case.lengths[long],),
         key_lengths=None if keys is None else (keys[long],),
         layouts={n: x for n, x in case.layouts.items() if n not in boundaries},
-    )
-
-
-def _without(case: Case, name: str) -> Case:
-    """The case without an optional tensor."""
-
-    def rest(names: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(n for n in names if n != name)
-
-    return replace(
-        case,
-        given=rest(case.given),
-        float32=rest(case.float32),
-        frozen=rest(case.frozen),
-        broadcast={n: x for n, x in case.broadcast.items() if n != name},
-        layouts={n: x for n, x in case.layouts.items() if n != name},
-        same={n: x for n, x in case.same.items() if name not in (n, x)},
     )

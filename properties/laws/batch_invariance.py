@@ -170,11 +170,10 @@ def _in_other_splits(run: Run, inputs: Inputs) -> float:
 def adapt(op: Op, case: Case) -> Case:
     """A dense causal case with a row and a query, whose pairs are hidden by no tree."""
     dense = replace(
-        with_options(case, causal=True),
+        with_options(case.without("parents"), causal=True),
         packed=False,
         lengths=(max((1, *case.lengths)),),
         key_lengths=None if case.key_lengths is None else (max(case.key_lengths),),
-        given=tuple(name for name in case.given if name != "parents"),
         same={},
         earlier=None,
         frozen=(),

@@ -22,7 +22,8 @@ from properties.laws.law import Law, Run, with_options, within_bounds
 from properties.laws.shared_tensors import SharedTensors
 from reference.softmax import merge
 
-_AT_A_CUT = ("window", "alibi_slopes", "g")
+# What these add to a logit depends on the place of its key among all keys, not in its part.
+_BY_PLACE = ("alibi_slopes", "g")
 
 
 def check(run: Run) -> float:
@@ -170,17 +171,14 @@ def adapt(op: Op, case: Case) -> Case:
     if not op.own_keys:
         return replace(case, same={})
     keys = case.key_lengths or case.lengths
+    case = with_options(case.without(*_BY_PLACE), window=None, structure=None, return_lse=True)
     return op.settle(
         replace(
-            with_options(case, window=None, structure=None, return_lse=True),
+            case,
             packed=False,
             lengths=(max((1, *case.lengths)),),
             key_lengths=(max((1, *keys)),),
             dims={**case.dims, "B": max(1, case.dims["B"])},
-            given=tuple(name for name in case.given if name not in _AT_A_CUT),
-            layouts={n: x for n, x in case.layouts.items() if n not in _AT_A_CUT},
-            float32=tuple(name for name in case.float32 if name not in _AT_A_CUT),
-            frozen=tuple(name for name in case.frozen if name not in _AT_A_CUT),
             earlier=None,
         )
     )
