@@ -4,7 +4,7 @@ Linear ops pass on their state, attention reads all keys so far (prefill, then d
 rotation continues at an offset. Gradients flow back through the cut.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -70,42 +70,59 @@ def _in_two_calls(
         extra: arguments beside the op's own.
     """
     tensors = {a.name: given.pop(a.name) for a in op.arguments if a.name in given}
-    device = next(iter(tensors.values())).device
     last_first = bool(given.get("reverse"))
     results: list[list[Results]] = []
     for early in (False, True) if last_first else (True, False):
+        part = _half(op, case, cuts, early)
         pieces = separate(op, case, of_a_call(tensors))
         half = [_tokens(op, case, x, cuts[n], n, early) for n, x in enumerate(pieces)]
-        part = _half(op, case, cuts, early)
-        own = op.carried_over(part, join(op, case, half))
+        arguments = _arguments(op, case, part, half, given, [0] * len(cuts) if early else cuts)
         if op.continues_by == "initial_state" and results:
-            own["initial_state"] = torch.cat([one["final_state"] for one in results[0]])
-        options = dict(given)
-        if "structure" in case.options:
-            options["structure"] = structures.build(part, device)
-        for name, dim in zip(op.packed_by if case.packed else (), ("T", "S"), strict=False):
-            lengths = [_length(op, piece, dim) for piece in half]
-            bounds = torch.tensor(boundaries(lengths), dtype=given[op.packed_by[0]].dtype)
-            options[name] = bounds.to(device)
-        # Positions that are given as data are cut with their tokens.
-        if op.continues_by == "seqlen_offsets" and "position_ids" not in own:
-            offsets = _offsets(case, [0] * len(cuts) if early else cuts)
-            options["seqlen_offsets"] = offsets.to(device)
-        half_of = {**own, **options, **extra}
-        with telling(op, half_of):
-            returned = function(**half_of)
+            arguments["initial_state"] = torch.cat([one["final_state"] for one in results[0]])
+        with telling(op, {**arguments, **extra}):
+            returned = function(**arguments, **extra)
         outputs = returned if isinstance(returned, tuple) else (returned,)
         named = {o.name: y for o, y in zip(op.outputs, outputs, strict=True) if y is not None}
-        lengths = [_length(op, piece, "T") for piece in half]
-        results.append(separate(op, replace(case, lengths=tuple(lengths)), named))
+        lengths = tuple(_length(op, piece, "T") for piece in half)
+        results.append(separate(op, replace(case, lengths=lengths), named))
     ordered = reversed(results) if last_first else results
-    whole = []
-    for both in zip(*ordered, strict=True):
-        whole.append(
-            {name: _glued(op, name, [p[name] for p in both], last_first) for name in both[0]}
-        )
+    whole = [
+        {name: _glued(op, name, [piece[name] for piece in both], last_first) for name in both[0]}
+        for both in zip(*ordered, strict=True)
+    ]
     joined = join(op, case, whole)
     return tuple(joined.get(o.name) for o in op.outputs)
+
+
+def _arguments(
+    op: Op,
+    case: Case,
+    part: Case,
+    half: list[Results],
+    given: Mapping[str, Any],
+    before: list[int],
+) -> dict[str, Any]:
+    """The arguments of the call on one half.
+
+    Args:
+        part: the case with the tokens of this half.
+        half: the tensors of each sequence.
+        given: the other arguments of a call on the whole.
+        before: how many tokens of each sequence come before this half.
+    """
+    own = op.carried_over(part, join(op, case, half))
+    options = dict(given)
+    device = next(iter(own.values())).device
+    if "structure" in case.options:
+        options["structure"] = structures.build(part, device)
+    for name, dim in zip(op.packed_by if case.packed else (), ("T", "S"), strict=False):
+        lengths = [_length(op, piece, dim) for piece in half]
+        bounds = torch.tensor(boundaries(lengths), dtype=given[op.packed_by[0]].dtype)
+        options[name] = bounds.to(device)
+    # Positions that are given as data are cut with their tokens.
+    if op.continues_by == "seqlen_offsets" and "position_ids" not in own:
+        options["seqlen_offsets"] = _offsets(case, before).to(device)
+    return {**own, **options}
 
 
 def _cuts(case: Case) -> list[int]:
