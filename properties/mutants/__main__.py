@@ -62,7 +62,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         every = mutants([*own] or PACKAGES, options.operator, semantic=options.semantic)
         for name in options.within:
             if not any(_is_within(mutant, name) for mutant in every):
-                raise ValueError(f"--within: {name}, expected what has mutants to be tried")
+                raise ValueError(
+                    f"--within: {name!r}, expected a module, package or function with mutants"
+                )
     except ValueError as error:
         console.print(f"error: {error}", markup=False, highlight=False, soft_wrap=True)
         return 2

@@ -79,14 +79,12 @@ class Options:
         """
         if not self.module:
             if self.target != "ours":
-                raise ValueError(
-                    "--target: expected with --module, which says where mutants are made"
-                )
+                raise ValueError(f"--target: {self.target!r}, not allowed without --module")
             return {}
         if self.target in NAMES:
-            raise ValueError("--module: expected with --target package.module:attribute")
+            raise ValueError("--module: not allowed without --target package.module:attribute")
         if self.record:
-            raise ValueError("--record: beside --module, expected without")
+            raise ValueError("--record: not allowed with --module, as it records our kernels alone")
         return dict(module for name in self.module for module in own_modules(name))
 
     def check(self) -> None:
@@ -97,7 +95,7 @@ class Options:
                 does not have such a kind of mistakes.
         """
         if self.night:
-            raise ValueError("--night: expected with --triggers")
+            raise ValueError("--night: not allowed without --triggers")
         if self.record is not None:
             _check_folder(self.record, self, ("op", "mode", "law", "dtype", "operator"))
             path, path_of_killers = recorded(self.record, semantic=self.semantic)
@@ -106,8 +104,8 @@ class Options:
         known = SEMANTIC if self.semantic else OPERATORS
         for name in self.operator:
             if name not in known:
-                beside = "without" if self.semantic else "with"
-                raise ValueError(f"--operator: {name}, expected {beside} --semantic")
+                beside = "with" if self.semantic else "without"
+                raise ValueError(f"--operator: {name}, not allowed {beside} --semantic")
 
     def check_triggers(self) -> None:
         """Check what `--record` replaces with `--triggers`.
@@ -118,9 +116,9 @@ class Options:
         """
         for name in _OF_MUTANTS:
             if getattr(self, name):
-                raise ValueError(f"--{name}: beside --triggers, which plants nothing")
+                raise ValueError(f"--{name}: not allowed with --triggers, which plants nothing")
         if self.target != "ours":
-            raise ValueError("--target: beside --triggers, expected our kernels")
+            raise ValueError(f"--target: {self.target!r}, expected 'ours' with --triggers")
         if self.record is not None:
             _check_folder(self.record, self, ("mode", "law", "dtype"))
             triggers.read(self.record / triggers.PATH.name)
@@ -139,7 +137,7 @@ def _check_folder(folder: Path, options: Options, parts: Sequence[str]) -> None:
         raise ValueError(f"--record: {folder}, expected a folder")
     for name in parts:
         if getattr(options, name):
-            raise ValueError(f"--record: beside --{name}, expected all that may notice a mutant")
+            raise ValueError(f"--record: not allowed with --{name}, as it wants all results")
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:

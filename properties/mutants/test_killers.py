@@ -136,10 +136,11 @@ def test_killers_are_recorded_in_an_existing_folder(
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        (["--night", "3"], "--night: expected with --triggers"),
-        (["--triggers", "--semantic"], "--semantic: beside --triggers, which plants nothing"),
-        (["--triggers", "--within", "kernels"], "--within: beside --triggers"),
-        (["--triggers", "--target", "oracle"], "--target: beside --triggers, expected our kernels"),
+        (["--target", "oracle"], "--target: 'oracle', not allowed without --module"),
+        (["--night", "3"], "--night: not allowed without --triggers"),
+        (["--triggers", "--semantic"], "--semantic: not allowed with --triggers, which"),
+        (["--triggers", "--within", "kernels"], "--within: not allowed with --triggers"),
+        (["--triggers", "--target", "oracle"], "--target: 'oracle', expected 'ours' with"),
     ],
 )
 def test_options_of_another_way_to_run_are_rejected(

@@ -65,4 +65,4 @@ def test_a_part_of_the_suite_is_not_recorded(
     given = [f"--{option}", value.get(option, "sign")]
     command = ["--cache", str(tmp_path), "--record", str(tmp_path)]
     assert main([*command, *given]) == 2
-    assert f"--record: beside --{option}" in capsys.readouterr().out
+    assert f"--record: not allowed with --{option}" in capsys.readouterr().out

@@ -193,7 +193,7 @@ def test_the_command_lists_missing_predicates_and_records_shares(
     assert "bfloat16" in missing["atoms"]["dtypes"]
     assert "float32" not in missing["atoms"]["dtypes"]
     assert main([*given, "--record", str(tmp_path)]) == 2
-    assert "--record: beside --law" in capsys.readouterr().out
+    assert "--record: not allowed with --law" in capsys.readouterr().out
 
 
 def test_shares_survive_their_file_and_stand_in_the_table(
