@@ -5,9 +5,18 @@ import os
 # One thread per worker: the workers are the parallelism. Set before anything imports torch.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+from collections.abc import Generator
+
 import pytest
 
 from properties import plugin
+
+
+@pytest.hookimpl(wrapper=True, optionalhook=True)
+def pytest_xdist_auto_num_workers() -> Generator[None, int, int]:
+    """One worker more than `-n auto` starts, as some wait for the commands that their tests run."""
+    workers = yield
+    return workers if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ else workers + 1
 
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
