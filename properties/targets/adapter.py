@@ -19,6 +19,7 @@ from properties.catalogue.telescope import Telescope
 from properties.device import emulated
 from properties.simulator import driver
 from properties.targets.bounds import Bound
+from properties.targets.packs import UNPACKABLE, call_packed
 from properties.targets.target import Target
 
 # A text in place of a tuple of texts would count as its letters.
@@ -46,6 +47,7 @@ class Implementation:
             order. Arguments that its signature lacks are never drawn, and are reported as missing.
             A tensor that the op may lack is in every case if its parameter has no default.
             A parameter with the default None may be None, also where the op needs a tensor.
+            Boundaries without a default are in every call: a batch is then the pack of its rows.
         whole: the catalogue's op → the op as the library has it, if that returns more, such as
             another row of a state. The oracle then defines the rest, and its gradients count.
         conventions: what `function` translates because the library means something else, a sentence
@@ -86,13 +88,15 @@ class Implementation:
 
     def required(self, op: Op) -> tuple[str, ...]:
         """The tensors that the op may lack and the signature has without a default."""
-        own = self._parameters()
-        missing = inspect.Parameter.empty
-        return tuple(
-            a.name
-            for a in op.arguments
-            if a.optional and a.name in own and own[a.name].default is missing
-        )
+        return tuple(a.name for a in op.arguments if a.optional and self._needs(a.name))
+
+    def boundaries(self, op: Op) -> tuple[str, ...]:
+        """The boundaries of packed sequences that the signature has without a default."""
+        return tuple(filter(self._needs, op.packed_by))
+
+    def _needs(self, name: str) -> bool:
+        parameter = self._parameters().get(name)
+        return parameter is not None and parameter.default is parameter.empty
 
     def check(self, op: Op, where: str) -> None:
         """Check the declaration against the catalogue.
@@ -126,6 +130,10 @@ class Implementation:
                 raise ValueError(f"{where}: no parameter {argument.name!r}, expected one")
         outputs = self.whole(op).outputs
         tensors = [*(one.name for one in op.arguments), *(one.name for one in outputs)]
+        if needed := self.boundaries(op):
+            for name in filter(self.has, UNPACKABLE):
+                what = f"none beside {needed[0]!r} without a default"
+                raise ValueError(f"{where}: parameter {name!r}, expected {what}")
         for what, names, known in (
             ("law", self.unstated, (*op.laws, "large_calls")),
             ("dtype", self.dtypes, DTYPES),
@@ -198,6 +206,8 @@ class Implementation:
     def _bounded(self, op: Op, case: Case) -> Case:
         needed = (name for name in self.required(op) if name not in case.given)
         case = replace(case, given=(*case.given, *needed))
+        if self.boundaries(op):
+            case = self._packable(op, case)
         case = self._with_own_options(op.settle(_with_heads(case)))
         for name, bound in self.bounds.items():
             bounded = bound(case)
@@ -210,6 +220,12 @@ class Implementation:
                 raise ValueError(f"bound {name!r}: {bounded.line()} of {case.line()}, {what}")
             case = self._with_own_options(op.settle(bounded))
         return case
+
+    def _packable(self, op: Op, case: Case) -> Case:
+        """A case that can be handed over as a pack: of some row, of keys with boundaries."""
+        dims = {**case.dims, "B": max(1, case.dims["B"])}
+        of_keys = all(map(self.has, op.packed_by))
+        return replace(case, dims=dims, key_lengths=case.key_lengths if of_keys else None)
 
     def _with_own_options(self, case: Case) -> Case:
         # The op may set an option that the implementation lacks.
@@ -335,7 +351,9 @@ class Adapter(Target):
         return self.ops[op][mode].tokens
 
     def conventions(self, op: Op, mode: str) -> tuple[str, ...]:
-        return self.ops[op.name][mode].conventions
+        one = self.ops[op.name][mode]
+        packs = ("a batch is the pack of its rows",) if one.boundaries(op) else ()
+        return (*one.conventions, *packs)
 
     def function(self, op: Op) -> Function:
         modes = self.ops[op.name]
@@ -355,7 +373,9 @@ class Adapter(Target):
             # Both widths and all layouts are drawn; libraries take dense int64.
             bounds = {n: given[n] for n in op.packed_by if isinstance(given.get(n), Tensor)}
             dense = {n: x.long().contiguous() for n, x in bounds.items()}
-            return one.function(**{**given, **dense})
+            given = {**given, **dense}
+            needed = one.boundaries(op)
+            return call_packed(one.function, op, given, needed) if needed else one.function(**given)
 
         return translated
 
