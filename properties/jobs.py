@@ -30,7 +30,7 @@ from properties.verdict.report import error_report, plain
 _OF_NUMBERS = ("differential", "exactness")
 _OF_THEIR_OWN = (*_OF_NUMBERS, "splitting")
 _OF_CONTEXTS = "context_invariance"
-_HALVES = ("bfloat16", "float16")
+_OF_16_BITS = ("bfloat16", "float16")
 # Examples (bundles of cases) that all jobs get together in the profile `ci`. A new op, mode or law
 # takes its examples from the others, so the suite does not grow with the catalogue until there are
 # as many jobs: each job has at least one.
@@ -65,7 +65,7 @@ class Job:
         that for a wrapper, whose kernels belong to another op. An op with one mode gets twice as
         many for laws that draw for themselves, since several modes share that work elsewhere. The
         two 16-bit dtypes try nearly the same, so each weighs 7/12. The weight is 1/6 for another
-        mode of a wrapper, which runs the same lines in every mode. Laws take turns there.
+        mode of a wrapper, which runs the same lines in every mode; each law tries one in full.
 
         Once the catalogue outgrows `EXAMPLES_OF_CI`, all are scaled down to 1 at the least; a hash
         of the job's name decides how its fraction is rounded. A job that rests in a run of all
@@ -73,20 +73,21 @@ class Job:
         """
         if times <= 1 and self._rests:
             return 0
-        part = max(Fraction(1), self._wanted(examples) * _proportion(tuple(OPS))) * Fraction(times)
+        scaled = self._unscaled(examples) * _proportion(tuple(OPS))
+        part = max(Fraction(1), scaled) * Fraction(times)
         return math.floor(part + Fraction(crc32(self.name.encode()), 2**32))
 
-    def _wanted(self, examples: int) -> int:
+    def _unscaled(self, examples: int) -> int:
         """The share before scaling."""
         # An example is a bundle of about two cases.
         examples = -(-examples // 2)
-        if not self._has_its_turn:
+        if not self._in_full:
             return max(2, examples // 6)
         halves = (self.law not in _OF_NUMBERS) + (not self._has_kernels)
         times = 2 if self.law == "differential" else 1
         times *= 2 if self.draws_for_itself and len(OPS[self.op].modes) == 1 else 1
-        wanted = -(-times * examples >> halves)
-        return -(-wanted * 7 // 12) if self.dtype in _HALVES else wanted
+        share = -(-times * examples >> halves)
+        return -(-share * 7 // 12) if self.dtype in _OF_16_BITS else share
 
     @property
     def _has_kernels(self) -> bool:
@@ -94,9 +95,10 @@ class Job:
         return OPS[self.op].wraps is None
 
     @property
-    def _has_its_turn(self) -> bool:
+    def _in_full(self) -> bool:
+        """Whether the law tries this mode in full: of a wrapper it tries one."""
         modes = OPS[self.op].modes_or_reference
-        return self._has_kernels or self._place == self._turn % len(modes)
+        return self._has_kernels or self._place == self._shift % len(modes)
 
     @property
     def _rests(self) -> bool:
@@ -106,7 +108,7 @@ class Job:
         if self.law in _OF_NUMBERS:
             return False
         dtypes = OPS[self.op].dtypes
-        return self.dtype != dtypes[(self._place + self._turn) % len(dtypes)]
+        return self.dtype != dtypes[(self._place + self._shift) % len(dtypes)]
 
     @property
     def _place(self) -> int:
@@ -115,8 +117,8 @@ class Job:
         return modes.index(self.mode) if self.mode in modes else 0
 
     @property
-    def _turn(self) -> int:
-        """What the modes and dtypes of an op take turns by."""
+    def _shift(self) -> int:
+        """How many modes or dtypes further a job begins: laws and ops try different ones."""
         return list(LAWS).index(self.law) + list(OPS).index(self.op)
 
     @property
@@ -145,8 +147,8 @@ def examples(job: Job, target: Target, most: int, times: float = 1.0) -> int:
 @cache
 def _proportion(ops: tuple[str, ...]) -> Fraction:
     """The factor that scales the jobs' shares, each at least 1, down to `EXAMPLES_OF_CI`."""
-    wanted = [
-        job._wanted(EXAMPLES)
+    shares = [
+        job._unscaled(EXAMPLES)
         for op in map(OPS.__getitem__, ops)
         for mode in op.modes
         for law in op.laws
@@ -157,7 +159,7 @@ def _proportion(ops: tuple[str, ...]) -> Fraction:
     # By halves, until the sum of shares is off by less than an example.
     for _ in range(16):
         middle = (low + high) / 2
-        fits = sum(max(Fraction(1), middle * share) for share in wanted) <= EXAMPLES_OF_CI
+        fits = sum(max(Fraction(1), middle * share) for share in shares) <= EXAMPLES_OF_CI
         low, high = (middle, high) if fits else (low, middle)
     return high
 
