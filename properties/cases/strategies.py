@@ -27,6 +27,12 @@ from properties.catalogue.kinds import is_delta
 from properties.catalogue.op import ANY_NUMBERS, CHUNK, Argument, Mode, Op, Option, Role
 from properties.targets import Target
 
+# Whether an option is left at its default.
+_LEFT = any_of(True, False, False)
+# Tokens per tile of a kernel that does not say.
+_USUAL_TILES = (16, 32, 64, 128)
+_WIDEST = (40, 257, 320, 511, 512, 576)
+
 
 class Limits(TypedDict, total=False):
     """How large cases may be.
@@ -213,13 +219,6 @@ def _recipes(op: Op, case: Case, extent: Extent) -> list[str]:
     gates = [name for name in recipes if name in GATE_RECIPES]
     runs = [name for name in gates if name in LONG_GATE_RECIPES and max(case.lengths) >= CHUNK - 16]
     return [*recipes, *gates, *runs, *runs, *(gates * 2 if "tokens" in extent else ())]
-
-
-# Whether an option is left at its default.
-_LEFT = any_of(True, False, False)
-# Tokens per tile of a kernel that does not say.
-_USUAL_TILES = (16, 32, 64, 128)
-_WIDEST = (40, 257, 320, 511, 512, 576)
 
 
 def _alike(dims: Mapping[str, int]) -> dict[str, int]:

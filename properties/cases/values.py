@@ -268,7 +268,7 @@ def hidden_rows(blank: Blank, generator: torch.Generator) -> Tensor:
     """
     hidden = _uniform(blank, generator)
     hidden = (hidden < 1 / 2) | (hidden[..., :1] < 1 / 4)
-    return _without(hidden, blank, generator)
+    return _hide(hidden, blank, generator)
 
 
 def hidden_tiles(blank: Blank, generator: torch.Generator) -> Tensor:
@@ -280,10 +280,11 @@ def hidden_tiles(blank: Blank, generator: torch.Generator) -> Tensor:
     key = torch.arange(blank.shape[-1])
     quarter = blank.shape[-1] // 4
     hidden = (key >= quarter) & (key < blank.shape[-1] - quarter) & (blank.shape[-1] > 1)
-    return _without(hidden.expand(blank.shape), blank, generator)
+    return _hide(hidden.expand(blank.shape), blank, generator)
 
 
-def _without(hidden: Tensor, blank: Blank, generator: torch.Generator) -> Tensor:
+def _hide(hidden: Tensor, blank: Blank, generator: torch.Generator) -> Tensor:
+    """Gaussians; masks and biases hide these pairs, and half of the sinks are -inf."""
     x = gaussian(blank, generator)
     match blank.role:
         case Role.MASK:

@@ -53,20 +53,12 @@ class Role(Enum):
 
 # Roles of which any number is allowed.
 ANY_NUMBERS = (Role.QUERY, Role.KEY, Role.VALUE)
-
-
 # The integers of a tensor in a case, given the size of every letter.
 Fill = Callable[[Case, Mapping[str, int], Generator], Tensor]
-
-
 # A call that must be refused: what is wrong, the bad arguments, the one that the error must name.
 BadCall = tuple[str, dict[str, Any], str]
-
-
 # The tensors of a case by name, from those that recipes have filled.
 Amend = Callable[[Case, Mapping[str, int], dict[str, Tensor]], dict[str, Tensor]]
-
-
 # The tensors that a case takes over from another one, changed so that it accepts them.
 CarryOver = Callable[[Case, Mapping[str, Tensor]], dict[str, Tensor]]
 
