@@ -153,7 +153,7 @@ def _tile(
 
 @dataclass(frozen=True)
 class _Bundle:
-    """What the cases of a bundle share.
+    """The parts that the cases of a bundle share.
 
     Args:
         case: with everything that a program is specialised on.

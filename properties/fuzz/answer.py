@@ -1,4 +1,4 @@
-"""What a worker loads, and what it answers about a case."""
+"""The target that a worker loads, and its answer about a case."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -16,7 +16,7 @@ HANGS = "hangs"
 
 @dataclass(frozen=True)
 class Origin:
-    """What a worker loads: the target, its device, its ledger."""
+    """The target that a worker loads, its device, and its ledger."""
 
     target: str
     device: str

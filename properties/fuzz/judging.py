@@ -265,7 +265,7 @@ def _picture(violation: Violation, subject: Subject) -> Picture | None:
 
 
 def _lacking(fault: object) -> str:
-    """What the process or the machine ran out of; empty if it is something else."""
+    """The resource that the process or the machine ran out of; empty for other errors."""
     if isinstance(fault, MemoryError | torch.OutOfMemoryError):
         return "memory"
     if isinstance(fault, OSError):

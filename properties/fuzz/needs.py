@@ -1,4 +1,4 @@
-"""What a failure needs: the parts of its case without which the case passes.
+"""The needs of a failure: the parts of its case without which the case passes.
 
 Two bugs may make the same result wrong. One that needs an empty sequence does not explain a case
 that has none.

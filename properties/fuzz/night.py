@@ -1,4 +1,4 @@
-"""A night: what its turns share, and when it ends."""
+"""A night: the log and limits that its turns share, and its end."""
 
 import math
 from collections.abc import Callable
@@ -23,7 +23,7 @@ _PATIENCE, _SHARE = 0.25, 0.25
 
 
 class Night:
-    """What the turns of a night share: the log, the limits, and when to end.
+    """The log, the limits and the end of a night, which its turns share.
 
     Args:
         target: whose kernels are fuzzed.

@@ -1,4 +1,4 @@
-"""What another library makes of a bad argument, for the law `rejection`.
+"""Judge what another library makes of a bad argument, for the law `rejection`.
 
 It may raise anything or be right. It must not return other numbers or access memory out of bounds.
 """

@@ -54,7 +54,7 @@ def _call(run: Run, bits: int) -> None:
 
 
 def _error(run: Run, bits: int, doublings: int) -> simulator.SimulationError | None:
-    """What is wrong in a call and limits of so many times the size; None if nothing is, or if the
+    """The error of a call and limits of so many times the size; None if there is none, or if the
     case cannot be that large.
     """
     case, times = run.case, 2**doublings
