@@ -280,12 +280,7 @@ def transformable(op: Op, function: Function, inputs: Inputs, cotangents: Result
 
 
 def _named(op: Op, returned: Any, given: Mapping[str, Any]) -> Results:
-    outputs = returned if isinstance(returned, tuple) else (returned,)
-    # A target without an optional result may return None in its place.
-    if any(y is not None for y in outputs[len(op.outputs) :]):
-        names = ", ".join(output.name for output in op.outputs)
-        raise TypeError(f"it returns {len(outputs)} results, expected {names} alone")
-    named = {o.name: y for o, y in zip(op.outputs, outputs, strict=False) if y is not None}
+    named = op.named(returned)
     promised = [o.name for o in op.outputs if o.asked_by is None or given.get(o.asked_by)]
     device = next(x.device for x in given.values() if isinstance(x, Tensor))
     if missing := [name for name in promised if name not in named]:

@@ -270,6 +270,21 @@ class Op:
     def mode(self, name: str) -> Mode:
         return next(m for m in self.modes_or_reference if m.name == name)
 
+    def named(self, returned: Any) -> dict[str, Any]:
+        """Return the results of a call by name, without those that are None.
+
+        A target without an optional result may return None in its place.
+
+        Raises:
+            TypeError: there are more results.
+        """
+        results = returned if isinstance(returned, tuple) else (returned,)
+        if any(y is not None for y in results[len(self.outputs) :]):
+            names = ", ".join(output.name for output in self.outputs)
+            raise TypeError(f"it returns {len(results)} results, expected {names} alone")
+        both = zip(self.outputs, results, strict=False)
+        return {output.name: y for output, y in both if y is not None}
+
     @property
     def asks_for_all(self) -> dict[str, bool]:
         """The options with which a call asks for every output."""

@@ -54,9 +54,7 @@ def _is_harmless(run: Run, mistake: Mistake, inputs: Inputs) -> bool:
     except Exception:
         # A call without a mistake must not be rejected.
         return bool(mistake.arguments)
-    outputs = returned if isinstance(returned, tuple) else (returned,)
-    got = {o.name: y for o, y in zip(op.outputs, outputs, strict=True) if y is not None}
-    return _right(run, mistake, inputs, got)
+    return _right(run, mistake, inputs, op.named(returned))
 
 
 def _may_lose_the_device(mistake: Mistake, subject: Subject) -> bool:

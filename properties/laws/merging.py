@@ -79,7 +79,7 @@ def _attention(
     run: Run, shared: SharedTensors, given: dict[str, Any], queries: slice, keys: Tensor
 ) -> tuple[Tensor, Tensor]:
     """The attention of some queries over some keys, in float64."""
-    function: Any = run.subject.function(run.op)
+    function = run.subject.function(run.op)
     given = shared.of_a_call(given)
     given |= {"q": given["q"][:, queries], "k": given["k"][:, keys], "v": given["v"][:, keys]}
     for name in {"bias", "mask"} & given.keys():
@@ -87,10 +87,9 @@ def _attention(
         x = given[name] if given[name].shape[2] == 1 else given[name][:, :, queries]
         given[name] = x if x.shape[3] == 1 else x[..., keys]
     with telling(run.op, given):
-        o, lse = function(**given, mode=run.case.called_mode, tile=run.case.tile)
-    assert o is not None
-    assert lse is not None
-    return o.double(), lse.double()
+        returned = function(**given, mode=run.case.called_mode, tile=run.case.tile)
+    results = run.op.named(returned)
+    return results["o"].double(), results["lse"].double()
 
 
 def _parts_are_within_bounds(op: Op, case: Case) -> bool:
@@ -146,18 +145,16 @@ def _in_halves(run: Run, inputs: Inputs, cotangents: Results) -> float:
     merging is associative, the result is that of merging it whole.
     """
     op, case = run.op, run.case
-    function: Any = run.subject.function(op)
+    function = run.subject.function(op)
     half = 1.0 if inputs.options.get("base2") else math.log(2)
 
     def in_halves(**given: Any) -> tuple[Tensor, Tensor]:
         o_b, lse_b = given.pop("o_b"), given.pop("lse_b")
         given |= {"mode": case.called_mode, "tile": case.tile}
         for _ in range(2):
-            o, lse = function(**given, o_b=o_b, lse_b=lse_b.float() - half)
-            given |= {"o_a": o, "lse_a": lse}
-        assert o is not None
-        assert lse is not None
-        return o, lse
+            results = op.named(function(**given, o_b=o_b, lse_b=lse_b.float() - half))
+            given |= {"o_a": results["o"], "lse_a": results["lse"]}
+        return results["o"], results["lse"]
 
     with run.subject.claiming(case):
         got = outputs_and_gradients(op, in_halves, inputs, cotangents)

@@ -39,14 +39,9 @@ def check(run: Run) -> float:
             mode=case.called_mode, tile=case.tile,
         )  # fmt: skip
 
-    # What passes from one call to the other is rounded, and so is its gradient.
+    # A state that passes between the calls is rounded, and so is its gradient.
     def form_in_two_calls(form: Function) -> Function:
-        # The target may have fewer outputs.
-        def outputs(**given: Any) -> Any:
-            returned = form(**given)
-            return returned[: len(op.outputs)] if isinstance(returned, tuple) else returned
-
-        return lambda **given: _in_two_calls(op, case, cuts, outputs, given)
+        return lambda **given: _in_two_calls(op, case, cuts, form, given)
 
     with run.subject.claiming(case):
         got = outputs_and_gradients(op, in_two_calls, shared.leaves(inputs), cotangents)
@@ -81,10 +76,8 @@ def _in_two_calls(
             arguments["initial_state"] = torch.cat([one["final_state"] for one in results[0]])
         with telling(op, {**arguments, **extra}):
             returned = function(**arguments, **extra)
-        outputs = returned if isinstance(returned, tuple) else (returned,)
-        named = {o.name: y for o, y in zip(op.outputs, outputs, strict=True) if y is not None}
         lengths = tuple(_length(op, piece, "T") for piece in half)
-        results.append(separate(op, replace(case, lengths=lengths), named))
+        results.append(separate(op, replace(case, lengths=lengths), op.named(returned)))
     ordered = reversed(results) if last_first else results
     whole = [
         {name: _glued(op, name, [piece[name] for piece in both], last_first) for name in both[0]}

@@ -996,6 +996,18 @@ def test_none_is_no_mistake_where_a_library_gives_it_a_meaning() -> None:
     assert judge("rejection", case, subject) == 0
 
 
+@pytest.mark.parametrize("law", ["splitting", "rejection", "merging"])
+def test_a_target_may_return_none_for_a_result_that_it_lacks(law: str) -> None:
+    def attention(
+        q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, return_lse: bool = False
+    ) -> Any:
+        return (*reference.attention(q, k, v, causal=causal, return_lse=return_lse), None)
+
+    target = Adapter({"attention": {"some": attention}})
+    case = replace(PLAIN, mode="some", options={"causal": True, "return_lse": False})
+    assert judge(law, case, Subject(target, CPU)) is not None
+
+
 def test_another_mistake_moves_none_of_the_others() -> None:
     each = [*mistakes(ATTENTION, PLAIN, Subject(some(), CPU).inputs(ATTENTION, PLAIN))]
     more = in_turn([Mistake("one more", {}, ()), *each], PLAIN)

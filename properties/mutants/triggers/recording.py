@@ -114,7 +114,7 @@ class Witness(Target):
             returned = op.oracle(**given)
             known |= {"context": self._context, **self._of_the_call_before(op, given)}
             self.calls.append(known)
-            for name, y in _named(op, returned).items():
+            for name, y in op.named(returned).items():
                 known[f"result {name}"] = y.numel() > 0
                 # An in-place result made without gradients has no history.
                 if y.requires_grad and torch.is_grad_enabled():
@@ -130,7 +130,7 @@ class Witness(Target):
         returned = op.oracle(**(given if spoil is None else _spoiling_gradients(op, given, spoil)))
         self.calls.append({})
         if spoil is not None:
-            for name, y in _named(op, returned).items():
+            for name, y in op.named(returned).items():
                 spoil(name, y)
         return returned
 
@@ -213,12 +213,6 @@ def _equal(x: Any, y: Any) -> bool:
     if isinstance(x, dict) and isinstance(y, dict):
         return x.keys() == y.keys() and all(_equal(x[name], y[name]) for name in x)
     return type(x) is type(y) and bool(x == y)
-
-
-def _named(op: Op, returned: Tensor | tuple[Tensor | None, ...]) -> dict[str, Tensor]:
-    results = returned if isinstance(returned, tuple) else (returned,)
-    named = zip(op.outputs, results, strict=True)
-    return {output.name: y for output, y in named if y is not None}
 
 
 def hollow(op: Op) -> Op:
