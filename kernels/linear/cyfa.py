@@ -59,7 +59,9 @@ def by_two_passes(
         return o.to(dtype), None
     if q.shape[1] == 0:
         final_state = torch.cat([keys.mT, values], dim=-1)
-        return o.to(dtype), final_state if initial_state is None else initial_state.float()
+        if initial_state is not None:
+            final_state = torch.empty_like(final_state).copy_(initial_state)
+        return o.to(dtype), final_state
     (last,), empty = last_tokens((turns,), cu_seqlens)
     at_rest = torch.cat([keys, values.mT], dim=-2)
     turned = _turned(at_rest, _angles(last, M)[:, :, None], 1)

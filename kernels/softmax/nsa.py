@@ -94,7 +94,7 @@ def compute(
     )
     branches = ((g_cmp, o_cmp), (g_slc, o_slc), (g_swa, o_swa))
     each = [g.float()[..., None] * o.float() for g, o in branches]
-    return (each[0] + each[1] + each[2]).to(call.dtype)
+    return (each[0] + each[1] + each[2]).to(call.dtype).contiguous()
 
 
 @op(

@@ -91,6 +91,7 @@ _LAWS_OF_A_WRAPPER = (
     "context_invariance",
     "request_invariance",
     "plumbing",
+    "untouched_inputs",
     "rejection",
 )
 

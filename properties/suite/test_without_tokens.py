@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from properties.catalogue import OPS
+from properties.jobs import judge
 from properties.laws import Run, Subject
 from properties.laws.expect import compare_with_oracle
 
@@ -41,3 +42,6 @@ def test_a_call_without_tokens_agrees_with_the_oracle(
     inputs, cotangents = subject.inputs(op, case), subject.cotangents(op, case)
     got = subject.run(op, case, inputs, cotangents)
     compare_with_oracle(Run("differential", op, case, subject), inputs, cotangents, got)
+    # A state that passes through is a tensor of its own, and a bad call is bad without tokens too.
+    for law in ("untouched_inputs", "rejection"):
+        judge(law, case, subject)
