@@ -54,6 +54,8 @@ _normalizable = partial(
     options=(_NORMALIZE,),
     multilinear=lambda case: not _normalized(case),
     nonnegative=_normalized,
+    # A quotient does not depend on the size of the queries, its divisor does.
+    of_any_size=lambda case: ("q",) if _normalized(case) else ("v",),
     recipes=_RECIPES,
 )
 
