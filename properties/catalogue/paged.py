@@ -139,9 +139,10 @@ def _mistakes(case: Case, inputs: Inputs) -> Iterator[BadCall]:
     if parents is not None:
         yield "a tree that is not causal", {"causal": False}, "parents"
         if parents.numel():
-            late = parents.clone()
-            late.view(-1)[0] = 0
-            yield "a node that is its own parent", {"parents": late}, "parents"
+            for what, place, parent in (("its own", 0, 0), ("before none", -1, -2)):
+                wrong = parents.clone()
+                wrong.view(-1)[place] = parent
+                yield f"a node whose parent is {what}", {"parents": wrong}, "parents"
             fewer = [max(queries - 1, 0) for queries in _queries(case)]
             yield (
                 "fewer keys than drafted queries",

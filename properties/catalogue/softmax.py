@@ -32,23 +32,27 @@ def _settle(case: Case) -> Case:
 
 
 def _bad_structures(case: Case, inputs: Inputs) -> Iterator[tuple[str, Any]]:
-    """Rules with numbers out of range, and of other sizes."""
+    """Rules with a last number out of range, and of other sizes."""
     device = inputs.tensors["q"].device
 
-    def numbers(*shape: int, filled: int = 0) -> torch.Tensor:
-        return torch.full(shape, filled, dtype=torch.int64, device=device)
+    def numbers(*shape: int, filled: int = 0, last: int | None = None) -> torch.Tensor:
+        x = torch.full(shape, filled, dtype=torch.int64, device=device)
+        if last is not None:
+            x.view(-1)[-1] = last
+        return x
 
     (batch, queries), keys = inputs.tensors["q"].shape[:2], inputs.tensors["k"].shape[1]
     yield "of another batch", {"document_ids": numbers(batch + 1, keys)}
     yield "of floats", {"document_ids": numbers(batch, keys).float()}
     yield "too short", {"prefix": numbers(case.sequences + 1)}
-    yield "longer than the keys", {"prefix": numbers(case.sequences, filled=keys + 1)}
+    yield "longer than the keys", {"prefix": numbers(case.sequences, last=keys + 1)}
     yield "a tree of other queries", {"parents": numbers(queries + 1, filled=-1)}
     if keys:
-        yield "a negative document", {"document_ids": numbers(batch, keys, filled=-1)}
+        yield "a negative document", {"document_ids": numbers(batch, keys, last=-1)}
     if queries:
-        yield "a parent of itself", {"parents": numbers(queries)}
-        yield "a parent before none", {"parents": numbers(queries, filled=-2)}
+        own = next(length for length in reversed(case.lengths) if length) - 1
+        yield "a parent of itself", {"parents": numbers(queries, filled=-1, last=own)}
+        yield "a parent before none", {"parents": numbers(queries, filled=-1, last=-2)}
     table = numbers(1, -(-queries // 2), -(-keys // 2)) == 0
     yield "a table without a size", {"blocks": table}
     if max(queries, keys) > 2:
