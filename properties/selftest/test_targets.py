@@ -1318,6 +1318,15 @@ def test_a_kernel_that_takes_packs_alone_is_judged_by_every_law(name: str, law: 
     assert max(calls) > 1
 
 
+@pytest.mark.parametrize("name", ["attention", "gla"])
+def test_rows_without_tokens_make_a_pack(name: str) -> None:
+    calls: list[int] = []
+    dims = dict.fromkeys(OPS[name].dims, 2)
+    drawn = Case.of(name, "some", dims, (0,), "float32")
+    judge("differential", drawn, Subject(packs_alone(OPS[name], calls), CPU, quick=True))
+    assert calls[0] == 2
+
+
 def test_a_row_that_reads_its_neighbour_in_the_pack_is_noticed() -> None:
     target = packs_alone(OPS["attention"], [], one_sequence=True)
     dims = {"B": 2, "G": 1, "R": 1, "K": 2, "V": 2}
@@ -1345,3 +1354,14 @@ def test_tensors_of_different_batches_make_no_pack() -> None:
     q, k = torch.ones(2, 3, 1, 4), torch.ones(1, 6, 1, 4)
     with pytest.raises(ValueError, match=r"k: shape \(1, 6, 1, 4\), expected B=2"):
         function(q=q, k=k, v=k, mode="some", tile=None)
+
+
+def test_a_result_too_many_of_a_pack_is_refused() -> None:
+    def attention(q: Tensor, k: Tensor, v: Tensor, *, cu_seqlens: Tensor) -> Any:
+        return (*reference.attention(q, k, v, cu_seqlens=cu_seqlens), q)
+
+    target = Adapter({"attention": {"some": attention}})
+    dims = {"B": 2, "G": 1, "R": 1, "K": 2, "V": 2}
+    drawn = Case.of("attention", "some", dims, (3,), "float32")
+    with pytest.raises(Violation, match="it returns 3 results, expected o alone"):
+        judge("differential", drawn, Subject(target, CPU, quick=True))

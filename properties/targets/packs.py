@@ -41,9 +41,12 @@ def call_packed(
     }
     returned = function(**{**given, **packed, **bounds})
     several = returned if isinstance(returned, tuple) else (returned,)
+    dims = [output.dims.split() for output in op.outputs]
+    # What is returned beyond the op's outputs is for the caller to refuse.
+    dims += [[]] * (len(several) - len(dims))
     rows = tuple(
-        _of_a_batch(y, output.dims.split(), ("T", *op.rows), sizes["B"])
-        for y, output in zip(several, op.outputs, strict=False)
+        _of_a_batch(y, own, ("T", *op.rows), sizes["B"])
+        for y, own in zip(several, dims, strict=False)
     )
     return rows if isinstance(returned, tuple) else rows[0]
 
@@ -70,6 +73,9 @@ def _of_a_pack(op: Op, given: Mapping[str, Any]) -> tuple[dict[str, int], dict[s
 
 def _of_a_batch(y: Any, dims: list[str], tokens: Collection[str], batch: int) -> Any:
     axis = next((axis for axis, letter in enumerate(dims) if letter in tokens), None)
-    if not isinstance(y, Tensor) or axis is None or y.dim() != len(dims):
+    if not isinstance(y, Tensor) or axis is None:
+        return y
+    # A wrong shape is for the caller to refuse.
+    if y.dim() != len(dims) or len(y) != 1 or y.shape[axis] % batch:
         return y
     return y[0].unflatten(axis - 1, (batch, -1)).movedim(axis - 1, 0)
