@@ -1754,6 +1754,30 @@ LEDGER = (
         cause="The backward pass differentiates an output that no token has written to.",
     ),
     KnownFailure(
+        name="preconditioner_of_no_tokens",
+        law="differential",
+        releases=RELEASES,
+        cases=tuple(
+            Case.from_json(
+                f'{{"op":"{op}","mode":"chunk","dtype":"float32","dims":{{"B":1,"H":1,"K":1,"V":1}},'
+                '"lengths":[0],"options":{"scale":null,"use_qk_l2norm_in_kernel":true,'
+                '"output_final_state":true}}'
+            )
+            for op in ("precond_gated_delta_rule", "precond_kda")
+        ),
+        modes=("chunk",),
+        shows=lambda given: (
+            bool(given["output_final_state"])
+            and given["q"].shape[1] == 0
+            and given.get("cu_seqlens") is None
+        ),
+        symptoms=(Raised("IndexError", "index -1 is out of bounds for dimension 1 with size 0"),),
+        expected="(1, 1, 16)",
+        got="IndexError",
+        cause="The final energies are those of the last chunk, which is not there; those of an "
+        "empty sequence of a pack are the initial ones (atk/chunk_atk_fwd.py).",
+    ),
+    KnownFailure(
         name="cyfa_of_no_tokens",
         law="differential",
         releases=RELEASES,
