@@ -35,6 +35,8 @@ MOST_PROGRAMS = 2**31 - 1
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 START = np.zeros(1, np.int64)
 START.setflags(write=False)
+# Options of Triton's compiler for AMD alone, which say how fast a kernel is and not what it does.
+AMD_ONLY = ("waves_per_eu", "matrix_instr_nonkdim", "kpack", "schedule_hint", "allow_flush_denorm")
 # Programs that were launched since somebody last cleared this.
 LAUNCHED: set[Program] = set()
 
@@ -221,6 +223,13 @@ def compile_simulated(
     return Kernel(source, compilation.program_of(source, settings), settings)
 
 
+def for_nvidia(self: Any, keywords: dict[str, Any]) -> dict[str, Any]:
+    """The arguments and options of a launch that Triton's compiler for NVIDIA knows."""
+    return {
+        name: x for name, x in keywords.items() if name in self.arg_names or name not in AMD_ONLY
+    }
+
+
 def choose_config(tuner: Any, options: Options, keywords: dict[str, Any]) -> Any:
     """The config that an autotuned kernel runs with."""
     configs = tuner.configs
@@ -307,7 +316,10 @@ class Session:
         if self.installed:
             return
         self.installed = True
-        do_compile = jit.JITFunction._do_compile
+        do_compile, run = jit.JITFunction._do_compile, jit.JITFunction.run
+
+        def run_anywhere(function: Any, *args: Any, **kwargs: Any) -> Any:
+            return run(function, *args, **for_nvidia(function, kwargs))
 
         def compile_step(function: Any, *args: Any, **kwargs: Any) -> Any:
             from triton.compiler import compile as original
@@ -316,6 +328,7 @@ class Session:
             return do_compile(function, *args, **kwargs)
 
         keep_memory()
+        self.replace(jit.JITFunction, "run", run_anywhere)
         self.replace(jit.JITFunction, "_do_compile", compile_step)
         self.replace(jit.JITFunction, "parse", lambda function: parsed(function.src))
         self.replace(autotuner.Autotuner, "run", run_autotuned)

@@ -1188,6 +1188,29 @@ def test_packages_are_told_of_a_gpu_and_torch_is_not() -> None:
     assert not torch.cuda.is_available()
 
 
+@pytest.mark.parametrize("option", ["waves_per_eu", "matrix_instr_nonkdim", "kpack"])
+def test_options_for_amd_change_no_result(option: str) -> None:
+    out = torch.empty(3, N, dtype=torch.int32)
+    assert torch.equal(
+        launch(loop_with_own_bound, out.clone(), N=N, grid=3, **{option: 1}),
+        launch(loop_with_own_bound, out, N=N, grid=3),
+    )
+
+
+def test_an_unknown_option_is_refused() -> None:
+    with pytest.raises(KeyError, match="waves_per_cu"):
+        launch(loop_with_own_bound, torch.empty(3, N, dtype=torch.int32), N=N, waves_per_cu=1)
+
+
+@triton.jit
+def with_a_pack(out, kpack, N: tl.constexpr):
+    tl.store(out + tl.arange(0, N), kpack)
+
+
+def test_an_argument_may_have_the_name_of_an_option() -> None:
+    assert launch(with_a_pack, torch.empty(N), N=N, kpack=3).eq(3).all()
+
+
 def test_uninstalling_the_simulator_hides_the_gpu() -> None:
     simulator.uninstall()
     try:
