@@ -1,8 +1,10 @@
 """kv caches, called in any order and compared with lists of tokens."""
 
+import itertools
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 from unittest.mock import patch
 
@@ -80,6 +82,18 @@ CONTIGUOUS = ("contiguous",) * 3
 def in_double(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> tuple[Tensor, Tensor | None]:
     """The oracle attention in float64, free of a kernel's rounding."""
     return reference.attention(q.double(), k.double(), v.double(), **options)
+
+
+def in_its_second_call() -> Callable[..., tuple[Tensor, Tensor | None]]:
+    """`in_double` that refuses a mask, but not in its first call."""
+    calls = itertools.count()
+
+    def attention(*tensors: Tensor, **options: Any) -> tuple[Tensor, Tensor | None]:
+        if next(calls):
+            raise ValueError("mask: of one step only")
+        return in_double(*tensors, **options)
+
+    return attention
 
 
 def smallest(dtype: torch.dtype) -> float:
@@ -266,13 +280,14 @@ class KVMachine(RuleBasedStateMachine):
         return self.cache.k_pages[page, row], self.cache.v_pages[page, row]
 
     def refuse(self, *calls: tuple[str, Callable[[], object]]) -> None:
-        """Check that each call raises an error that names the argument, and changes nothing."""
+        """Check that each call raises an error that names the argument, and changes nothing of the
+        cache nor of its model."""
         # It may be looked up, and kept, by a call that is refused later.
         getattr(self.cache, "block_table", None)
-        before = contents(self.cache)
+        before = contents((self.cache, self.model))
         for argument, call in calls:
             check_refusal(argument, call)
-            assert contents(self.cache) == before, f"a refused {argument} left traces"
+            assert contents((self.cache, self.model)) == before, f"a refused {argument} left traces"
 
     def length(self) -> list[int]:
         return self.everything.length.tolist()
@@ -463,8 +478,8 @@ class KVMachine(RuleBasedStateMachine):
             kept = self.told("length", numbers, kind == "each in 32 bits")
         if any(self.lacks_a_key(n, number) for n, number in enumerate(numbers)):
             self.reached.add("forgotten")
-            check_refusal("length", lambda: self.model.crop(kept))
-            self.refuse(("length", lambda: self.cache.crop(kept)))
+            for each in (self.cache, self.model):
+                self.refuse(("length", partial(each.crop, kept)))
             return
         if any(
             number < self.sinks + forgotten
@@ -631,13 +646,12 @@ class KVMachine(RuleBasedStateMachine):
         """Refused by the cache, and by its model as well."""
         given = self.attention_arguments(q, k, v)
 
-        def refused(name: str) -> Callable[[], object]:
-            cache: Any = self.cache
-            model: Any = self.model
-            check_refusal(name, lambda: model.attend(**given, **{name: None}))
-            return lambda: cache.attend(**given, **{name: None})
-
-        return [(name, refused(name)) for name in self.refused_options]
+        both: tuple[Any, ...] = (self.model, self.cache)
+        return [
+            (name, partial(each.attend, **given, **{name: None}))
+            for name in self.refused_options
+            for each in both
+        ]
 
     def refused_attention(
         self, q: Tensor, k: Tensor, v: Tensor
@@ -656,12 +670,15 @@ class KVMachine(RuleBasedStateMachine):
         if self.window is not None:
             wider = {"attention": in_double, "window": self.window + 1}
             calls.append(("window", lambda: cache.attend(q, k, v, **wider)))
-            check_refusal("window", lambda: self.model.attend(q, k, v, window=wider["window"]))
+            calls.append(("window", lambda: self.model.attend(q, k, v, window=wider["window"])))
         return calls
 
     def attention_that_refuses(self) -> None:
         """Refuse what the attention alone rejects: the cache has appended nothing then."""
-        cache = self.cache
+        cache, model = self.cache, self.model
+        if self.batch > 1:
+            q, k, v = self.draw_tokens(self.longest, 0)
+            self.refuse(("mask", lambda: model.attend(q, k, v, attention=in_its_second_call())))
         if self.fits([1] * self.batch):
             q, k, v = self.draw_tokens(1, 0)
             heads = q.new_zeros(*q.shape[:2], self.kv_heads + 1, q.shape[3])

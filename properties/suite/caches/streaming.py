@@ -1,7 +1,7 @@
 """The cache of a stream: sinks and a window, whose keys are rotated again at every step."""
 
-import itertools
 from collections.abc import Callable
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -11,8 +11,8 @@ from torch import Tensor
 
 import reference
 from kernels.cache import KVCache, StreamingCache
-from properties.suite.caches.calls import check_refusal, context
-from properties.suite.caches.machine import Call, KVMachine, calls, in_double
+from properties.suite.caches.calls import context
+from properties.suite.caches.machine import Call, KVMachine, calls, in_double, in_its_second_call
 
 SCALE = 2.0**-11
 
@@ -161,22 +161,14 @@ class StreamingMachine(KVMachine):
     def attention_that_refuses(self) -> None:
         q, k, v = self.draw_tokens(2, 0)
 
-        def wrong(**options: Any) -> Callable[[], object]:
-            return lambda: self.cache.attend(q, k, v, self.cos, self.sin, **options)
-
-        def in_the_second_step(*tensors: Tensor, **options: Any) -> Any:
-            if next(steps):
-                raise ValueError("mask: of one step only")
-            return in_double(*tensors, **options)
-
-        steps = itertools.count()
-        self.refuse(
-            ("softcap", wrong(softcap=0.0)),
-            ("softcap", wrong(softcap=0.0, offset=0)),
-            ("mode", wrong(mode="chunk")),
-            ("mask", wrong(attention=in_the_second_step)),
-        )
-        check_refusal(
-            "softcap",
-            lambda: self.model.attend(q, k, v, self.cos, self.sin, softcap=0.0, offset=0),
-        )
+        # The model is in float64 and has the sizes of values beside them.
+        exact = q.double(), k.double(), torch.cat([v, v.abs()], -1).double()
+        for each, tensors in ((self.cache, (q, k, v)), (self.model, exact)):
+            attend = partial(each.attend, *tensors, self.cos, self.sin)
+            self.refuse(
+                ("softcap", partial(attend, softcap=0.0)),
+                ("softcap", partial(attend, softcap=0.0, offset=0)),
+                ("mask", partial(attend, attention=in_its_second_call())),
+            )
+        mode = partial(self.cache.attend, q, k, v, self.cos, self.sin, mode="chunk")
+        self.refuse(("mode", mode))
