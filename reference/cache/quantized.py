@@ -96,7 +96,12 @@ class QuantizedCache(KVCache):
         **options: Any,
     ) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "B H T"] | None]:
         """Append new tokens, then let each attend causally to itself and what came before."""
-        o, lse = super().attend(q.float(), k, v, **options)
+        scales = [*self.scales]
+        try:
+            o, lse = super().attend(q.float(), k, v, **options)
+        except BaseException:
+            self.scales = scales
+            raise
         return o.to(q.dtype), lse
 
     def reorder(self, index: Int[Tensor, " M"]) -> None:
