@@ -23,6 +23,9 @@ def file(text: str) -> Path:
     # Unlike those of `Path`, these raise nothing for a name that is too long.
     if os.path.isdir(path) or not (os.path.isdir(path.parent) and os.access(path.parent, os.W_OK)):
         raise ArgumentTypeError(f"{text!r}, expected a file in a folder that exists")
+    if os.path.exists(path) and not os.path.isfile(path):
+        # A device such as /dev/null would be replaced by a file, and reading a pipe may never end.
+        raise ArgumentTypeError(f"{text!r}, expected a regular file")
     return path
 
 

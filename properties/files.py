@@ -8,7 +8,10 @@ from pathlib import Path
 
 
 def write_atomically(path: Path, contents: str | bytes) -> None:
-    """Replace the contents of a file; nobody reads a part of them."""
+    """Replace the contents of a file, or of the one that a link leads to; nobody reads a part of
+    them.
+    """
+    path = Path(os.path.realpath(path))
     if isinstance(contents, str):
         # The name of a file, in a traceback, may have bytes that are no text.
         contents = contents.encode("utf-8", errors="backslashreplace")

@@ -126,12 +126,14 @@ def test_arguments_that_make_no_run_are_rejected(
         ("--report", "loop/inside", "expected a folder that can be written to"),
         ("--record", "loop/inside", "expected a file in a folder that exists"),
         ("--record", "n" * 300, "File name too long"),
+        ("--record", "pipe", "expected a regular file"),
     ],
 )
 def test_a_path_that_cannot_be_is_rejected(
     option: str, name: str, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "loop").symlink_to("loop")
+    os.mkfifo(tmp_path / "pipe")
     with pytest.raises(SystemExit) as ended:
         main([*on_l2norm("good"), option, str(tmp_path / name)])
     assert ended.value.code == 2
@@ -262,6 +264,14 @@ def test_runs_that_end_at_once_add_to_one_record(tmp_path: Path) -> None:
     (row,) = record.read(path).values()
     assert row.examples == 40
     assert [*tmp_path.iterdir()] == [path]
+
+
+def test_a_link_to_a_record_stays_a_link(tmp_path: Path) -> None:
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "link").symlink_to("shared/worst.json")
+    record.add(tmp_path / "link", {})
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "shared" / "worst.json").read_text()
 
 
 def test_ctrl_c_ends_the_command_while_python_still_imports(tmp_path: Path) -> None:
