@@ -8,7 +8,9 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 from unittest.mock import patch
+from warnings import catch_warnings
 
+import numpy as np
 import torch
 
 from properties import HOME
@@ -78,7 +80,28 @@ _STATE: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
         )
         for kind in ("cpu", "cuda")
     },
+    **{
+        f"choice of {kind} attention": (
+            getattr(torch.backends.cuda, f"{kind}_sdp_enabled"),
+            getattr(torch.backends.cuda, f"enable_{kind}_sdp"),
+        )
+        for kind in ("flash", "mem_efficient", "math", "cudnn")
+    },
+    "functorch levels": (
+        torch._C._functorch.get_dynamic_layer_stack_depth,
+        torch._C._functorch.pop_dynamic_layer_stack_and_undo_to_depth,
+    ),
+    "random seed": (torch.initial_seed, torch.manual_seed),
+    # PyTorch tells nobody whether it flushes; half of the smallest normal number does.
+    "flushing of denormals": (lambda: sys.float_info.min / 2 == 0, torch.set_flush_denormal),
 }
+# What Python and NumPy keep.
+_OF_PYTHON: tuple[tuple[Callable[[], Any], Callable[[Any], object]], ...] = (
+    (sys.getrecursionlimit, sys.setrecursionlimit),
+    (sys.gettrace, sys.settrace),
+    (sys.getprofile, sys.setprofile),
+    (np.geterr, lambda before: np.seterr(**before)),
+)
 
 
 def resolve(name: str) -> str:
@@ -237,6 +260,21 @@ def keeping_state() -> Iterator[list[str]]:
         if _folder() != folder:
             with suppress(OSError):
                 os.chdir(folder)
+
+
+@contextmanager
+def keeping_python() -> Iterator[None]:
+    """Undo what a call does inside this context to Python's warnings, recursion limit, trace and
+    profile functions and to NumPy's handling of errors. What a module sets at import stays.
+    """
+    before = [read() for read, _ in _OF_PYTHON]
+    try:
+        with catch_warnings():
+            yield
+    finally:
+        for (read, write), was in zip(_OF_PYTHON, before, strict=True):
+            if read() != was:
+                write(was)
 
 
 @contextmanager

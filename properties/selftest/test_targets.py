@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import sys
+import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -33,7 +34,7 @@ from properties.cases.strategies import cases
 from properties.cases.tensors import build
 from properties.catalogue import OPS, Op
 from properties.catalogue.op import Argument, Role
-from properties.device import keeping_state
+from properties.device import keeping_python, keeping_state
 from properties.jobs import Job, Selection, drawn, hypothesis_test, judge
 from properties.laws import LAWS, Subject, Violation, expect
 from properties.laws.mistakes import Mistake, in_turn, mistakes
@@ -717,6 +718,11 @@ def test_a_result_on_another_device_is_named() -> None:
         ("stack of function modes", lambda: BaseTorchFunctionMode().__enter__()),
         ("stack of dispatch modes", lambda: BaseTorchDispatchMode().__enter__()),
         ("hooks of saved tensors", lambda: save_on_cpu().__enter__()),
+        ("choice of flash attention", lambda: torch.backends.cuda.enable_flash_sdp(False)),
+        ("choice of math attention", lambda: torch.backends.cuda.enable_math_sdp(False)),
+        ("functorch levels", torch._C._functorch._grad_increment_nesting),
+        ("random seed", lambda: torch.manual_seed(torch.initial_seed() + 1)),
+        ("flushing of denormals", lambda: torch.set_flush_denormal(True)),
     ],
 )
 def test_a_call_that_changes_pytorchs_state_is_told(
@@ -730,6 +736,30 @@ def test_a_call_that_changes_pytorchs_state_is_told(
     with keeping_state() as changed, told:
         judge("untouched_inputs", NORM, Subject(_normalized(changing), CPU))
     assert changed == []
+
+
+@pytest.mark.parametrize(
+    ("read", "change"),
+    [
+        (lambda: [*warnings.filters], lambda: warnings.simplefilter("error")),
+        (sys.getrecursionlimit, lambda: sys.setrecursionlimit(3000)),
+        (sys.gettrace, lambda: sys.settrace(lambda *_: None)),
+        (sys.getprofile, lambda: sys.setprofile(lambda *_: None)),
+        (numpy.geterr, lambda: numpy.seterr(all="raise")),
+    ],
+    ids=["warnings", "recursion limit", "trace", "profile", "NumPy's errors"],
+)
+def test_a_call_that_changes_pythons_state_spoils_no_later_case(
+    read: Callable[[], object], change: Callable[[], object]
+) -> None:
+    def changing(y: Tensor) -> Tensor:
+        change()
+        return y
+
+    before = read()
+    with warnings.catch_warnings(), keeping_python():
+        judge("differential", NORM, Subject(_normalized(changing), CPU))
+        assert read() == before
 
 
 class _Text(str):
