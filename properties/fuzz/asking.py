@@ -91,6 +91,8 @@ class Asker:
                     bucket.ran(answer.lines, answer.functions)
                     self.log.noted(case.op, answer)
             first = f"  again     {times} of {_AGAIN} times in a fresh process"
+            if times == 0:
+                first += ", so it is flaky, or an earlier case changed its process"
             if times < _AGAIN:
                 with self.night.lock:
                     bucket.steady, bucket.needs = False, ()

@@ -678,6 +678,12 @@ def flaky(device: torch.device) -> Adapter:
     return _adapter(l2norm)
 
 
+def wearing_out(device: torch.device) -> Adapter:
+    """Wrong from its twentieth call in a process on."""
+    calls = count()
+    return _adapter(lambda x: right(x) * (1 if next(calls) < 20 else 2))
+
+
 def good(device: torch.device) -> Adapter:
     return _adapter(right)
 

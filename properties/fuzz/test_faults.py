@@ -617,6 +617,12 @@ def test_a_bug_that_shows_now_and_then_is_one_and_needs_nothing(fuzz: Fuzz) -> N
     assert "1 bug in" in printed
 
 
+def test_a_bug_that_no_fresh_process_shows_is_told_so(fuzz: Fuzz) -> None:
+    code, printed = fuzz("wearing_out", "--no-shrink", "--examples", "30")
+    assert code == 1
+    assert "0 of 3 times in a fresh process, so it is flaky, or an earlier case changed" in printed
+
+
 def test_a_finding_of_another_target_prints_a_ledger_entry_that_excuses_it(
     fuzz: Fuzz, tmp_path: Path
 ) -> None:
