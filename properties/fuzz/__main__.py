@@ -198,8 +198,11 @@ def fuzz(
             night.stop()
             raise
     for bucket in log.buckets:
+        told = bucket.file
         # A smaller case may have come later.
         bucket.write(options.findings, options.target)
+        if bucket.file != told:
+            _say(console, bucket.file)
     keep(f"stopped by {asked[0]}" if asked else "ended")
     if options.record is not None:
         _add_to_record(log, where, options.record, console)

@@ -28,6 +28,7 @@ from hypothesis.database import DirectoryBasedExampleDatabase
 from pebble import ProcessPool
 
 from properties.cases.case import Case
+from properties.fuzz import __main__ as command
 from properties.fuzz import answer, ending, fork_server, lanes, night, planted, report, turn, worker
 from properties.fuzz.__main__ import main
 from properties.fuzz.clock import Clock
@@ -647,6 +648,21 @@ def test_a_report_is_printed_if_no_file_can_be_written(
     assert "ValueError: littered" in printed
     assert re.search("Not written: findings/.*: File exists", printed)
     assert "1 bug in" in printed
+
+
+def test_a_file_of_a_bug_that_cannot_be_written_again_is_told(
+    fuzz: Fuzz, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch = command._watch
+
+    def spoil(*given: Any) -> None:
+        watch(*given)
+        shutil.rmtree("findings")
+        Path("findings").touch()
+
+    monkeypatch.setattr(command, "_watch", spoil)
+    _, printed = fuzz("raising", "--no-shrink")
+    assert re.search("(?s)Written for your regressions: findings/.*Not written: findings/", printed)
 
 
 def test_a_full_disk_does_not_end_the_run(fuzz: Fuzz, monkeypatch: pytest.MonkeyPatch) -> None:
