@@ -67,6 +67,9 @@ def _main(parse: argparse.ArgumentParser, options: Options) -> int:
                 locks.enter_context(_alone(options.folders))
             # Before our signal handlers: Ray installs its own.
             workers = _crew(origin, options)
+            for worker in workers:
+                # Python would wait for its process, and for those that replace it meanwhile.
+                locks.callback(worker.close)
             if options.target not in NAMES and isinstance(workers[0], Worker):
                 # In a worker first: the import of a target may end its process, or hang.
                 workers[0].load()

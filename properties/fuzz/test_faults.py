@@ -16,6 +16,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from importlib.metadata import version
 from io import TextIOWrapper
+from multiprocessing import active_children
 from multiprocessing.util import get_temp_dir
 from pathlib import Path
 from threading import Thread
@@ -393,10 +394,13 @@ def test_a_target_that_no_process_can_load_begins_no_run(
         # The first process waits for imports.
         fuzz("good", "--examples", "1")
         monkeypatch.setattr(worker, "_STARTING", 2.0)
+    before = {*active_children()}
     with pytest.raises(SystemExit) as ended:
         fuzz(target)
     assert ended.value.code == 2
     assert f"error: {told}" in capsys.readouterr().err
+    # Python would wait for them.
+    assert {*active_children()} <= before
 
 
 def test_a_process_that_forks_no_workers_is_replaced(
