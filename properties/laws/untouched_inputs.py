@@ -2,7 +2,8 @@
 state, such as the default dtype, as it was.
 
 Its outputs are new contiguous tensors, unless it is asked to work in place: then it returns the
-tensor that it was given.
+tensor that it was given. Registered ops that it calls write to the arguments of their schemas that
+say so: `torch.compile` takes the others for unchanged.
 """
 
 from dataclasses import replace
@@ -10,6 +11,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from properties.cases.calls import own_copy
 from properties.cases.inputs import Inputs, Results
@@ -37,6 +40,7 @@ def check(run: Run) -> float:
             _expect_new(run, results, watched)
         if inputs.options.get("inplace"):
             _expect_given(moved, inputs)
+    _expect_schemas(run.on(replace(case, context="grad")))
     return 0.0
 
 
@@ -62,6 +66,45 @@ def _expect_given(run: Run, inputs: Inputs) -> None:
     assert isinstance(y, Tensor)
     if y.untyped_storage().data_ptr() != x.untyped_storage().data_ptr():
         fail(run, f"{name}: it was to be written to, and was not")
+
+
+class _Schemas(TorchDispatchMode):
+    """Notes what registered ops write to although their schemas do not say so."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.faults: list[str] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if not isinstance(func, OpOverload) or func.namespace in ("aten", "prim", "prims"):
+            return func(*args, **kwargs)
+        arguments = func._schema.arguments
+        given = dict(zip([argument.name for argument in arguments], args, strict=False)) | kwargs
+        read = {
+            argument.name: given[argument.name]
+            for argument in arguments
+            if isinstance(given.get(argument.name), Tensor) and not argument.is_write
+        }
+        before = {name: _memory(x).clone() for name, x in read.items()}
+        returned = func(*args, **kwargs)
+        for name, x in read.items():
+            if not torch.equal(_memory(x), before[name]):
+                self.faults.append(f"{func.name()} writes to {name}, which its schema only reads")
+        return returned
+
+
+def _expect_schemas(run: Run) -> None:
+    inputs = run.inputs()
+    # No op can be watched in compiled code.
+    with torch.compiler.set_stance("force_eager"), _Schemas() as seen:
+        run.call(inputs, run.cotangents())
+    for fault in seen.faults[:1]:
+        fail(run, fault)
 
 
 def _expect_new(run: Run, results: Results, watched: Results) -> None:

@@ -466,6 +466,17 @@ def memory_around_an_input_overwritten(op: Op, given: dict[str, Any]) -> dict[st
     return given
 
 
+@torch.library.custom_op("planted::write_to", mutates_args=())
+def _write_to(x: Tensor) -> None:
+    x.add_(1)
+
+
+@calling
+def a_write_that_a_schema_hides(op: Op, right: Function, given: dict[str, Any]) -> Any:
+    _write_to(_second_input(op, given).detach().clone())
+    return right(**given)
+
+
 @calling
 def bad_arguments_accepted(op: Op, right: Function, given: dict[str, Any]) -> Any:
     try:
@@ -581,6 +592,7 @@ PLANTED = (
     Planted("untouched_inputs", input_overwritten),
     Planted("untouched_inputs", a_copy_written_to, _in_place),
     Planted("untouched_inputs", memory_around_an_input_overwritten),
+    Planted("untouched_inputs", a_write_that_a_schema_hides),
     Planted("written_outputs", last_element_unwritten),
     Planted("rejection", bad_arguments_accepted),
     Planted("rejection", another_error_raised),
