@@ -33,6 +33,8 @@ NAMES = {
 }
 _TILES = (16, 32, 64, 128)
 _FRAMES = 3
+# Exceptions that one was raised from.
+_CAUSES = 20
 # Characters of an exception's text: those of a compiler may hold a whole program.
 _TEXT = 4000
 # Those of an exception's name.
@@ -97,7 +99,20 @@ def error_report(
     if not frames:
         lines += ["  at        no line of the target's own code"]
     lines += [f"  call      {_shown(note)}" for note in getattr(error, "__notes__", ())]
+    cause = _first_cause(error)
+    if cause is not error:
+        lines += [f"  because   {type(cause).__name__}: {_shown(message_of(cause))}"]
     return "\n".join([*lines, *_context(law, case, device, target)])
+
+
+def _first_cause(error: BaseException) -> BaseException:
+    """The exception that others were raised from, as by Triton for each call within a kernel."""
+    for _ in range(_CAUSES):
+        cause = BaseException.__dict__["__cause__"].__get__(error)
+        if cause is None:
+            break
+        error = plain(cause)
+    return error
 
 
 def message_of(error: BaseException) -> str:

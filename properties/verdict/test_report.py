@@ -8,8 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
+import triton
+import triton.language as tl
+from triton.compiler.errors import CompilationError
 
 from properties.cases.case import Case
+from properties.simulator import simulating
 from properties.verdict import Budget, Comparison, compare
 from properties.verdict.report import error_report, plain, regression_file, report
 
@@ -106,6 +110,33 @@ def test_notes_of_a_target_may_be_anything(notes: object) -> None:
     told = error_report("differential", DENSE, plain(error), (), torch.device("cpu"))
     assert told.startswith("differential: ValueError: no\n")
     assert ("  call      said\n" in told) == (notes == ["said"])
+
+
+@triton.jit
+def _inner(x):  # type: ignore[no-untyped-def]
+    tl.store(x, _NO_CONSTANT)
+
+
+@triton.jit
+def _outer(x):  # type: ignore[no-untyped-def]
+    _inner(x)
+
+
+_NO_CONSTANT = 3
+
+
+def test_an_error_within_a_function_that_a_kernel_calls_is_told() -> None:
+    with simulating(), pytest.raises(CompilationError) as raised:
+        _outer[(1,)](torch.zeros(1))
+    told = error_report("differential", DENSE, plain(raised.value), (), torch.device("cpu"))
+    assert "Cannot access global variable _NO_CONSTANT" in told
+
+
+def test_causes_of_an_error_may_turn_in_a_ring() -> None:
+    error, other = ValueError("no"), KeyError("why")
+    error.__cause__, other.__cause__ = other, error
+    told = error_report("differential", DENSE, error, (), torch.device("cpu"))
+    assert told.startswith("differential: ValueError: no\n")
 
 
 class _Nameless(type):
