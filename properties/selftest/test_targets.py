@@ -320,6 +320,35 @@ def test_no_law_leaves_the_bounds_of_an_adapter(
     assert nothing
 
 
+@pytest.mark.parametrize("law", ["differential", "permutation", "plumbing", "untouched_inputs"])
+def test_an_adapter_of_padding_masks_gets_masks_of_keys(
+    law: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(expect, "_within_a_budget", lambda *_: [])
+    shapes: list[tuple[int, ...]] = []
+
+    def attention(
+        q: Tensor, k: Tensor, v: Tensor, *, scale: float | None = None, mask: Tensor | None = None
+    ) -> Tensor:
+        assert scale in (None, -1) or scale > 0
+        if mask is not None:
+            shapes.append(tuple(mask.shape))
+            assert mask.shape[1:] == (1, 1, k.shape[1])
+        return reference.attention(q, k, v, scale=scale, mask=mask)[0]
+
+    usual = {"masks of keys": bounds.masks_of_keys, "a positive scale": bounds.positive_scale}
+    target = Adapter({"attention": {"forward": Implementation(attention, bounds=usual)}})
+    op = scope.declared(target, "attention", "forward")
+
+    @settings(max_examples=24, database=None, deadline=None, phases=[Phase.generate])
+    @given(cases(op, op.modes[0], "float32", target, longest=8, widest=4, extents=ORDINARY))
+    def look(case: Case) -> None:
+        judge(law, case, Subject(target, CPU, quick=True))
+
+    seed(0)(look)()
+    assert len({shape[0] for shape in shapes}) > 1
+
+
 def a_query_of_each(case: Case) -> Case:
     return replace(case, lengths=tuple(max(1, n) for n in case.lengths))
 

@@ -57,3 +57,19 @@ def own_keys(case: Case) -> Case:
 def one_token_each(case: Case) -> Case:
     """One token in each sequence."""
     return replace(case, lengths=(1,) * len(case.lengths))
+
+
+def positive_scale(case: Case) -> Case:
+    """A scale above 0, as of kernels that take the maximum of a row before they scale it."""
+    scale = case.options.get("scale")
+    if scale is None or scale == -1 or scale > 0:
+        return case
+    return replace(case, options={**case.options, "scale": abs(scale) or 1.0})
+
+
+def masks_of_keys(case: Case) -> Case:
+    """A mask that hides keys from all heads and queries, as masks of padding do."""
+    if "mask" not in case.given:
+        return case
+    kept = "B" if "B" in case.broadcast.get("mask", "") else ""
+    return replace(case, broadcast={**case.broadcast, "mask": f"{kept}HT_q"})

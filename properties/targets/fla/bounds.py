@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from properties.cases.case import Case
-from properties.targets.bounds import Bound, changed_dims, power_of_two
+from properties.targets.bounds import Bound, changed_dims, positive_scale, power_of_two
 
 
 def at_least(least: int, *names: str) -> Bound:
@@ -22,13 +22,6 @@ def all_in_the_dtype(case: Case) -> Case:
     return replace(case, float32=())
 
 
-def _positive_scale(case: Case) -> Case:
-    scale = case.options.get("scale")
-    if scale is None or scale == -1 or scale > 0:
-        return case
-    return replace(case, options={**case.options, "scale": abs(scale) or 1.0})
-
-
 WIDE = {"K and V above 8": at_least(9, "K", "V")}
 WIDE_VALUES = {"V above 8": at_least(9, "V")}
-POSITIVE = {"a positive scale": _positive_scale}
+POSITIVE = {"a positive scale": positive_scale}
