@@ -190,7 +190,7 @@ LIGHTNET = declare(
     wraps=GLA,
     linear_in=(),
     work=lambda n: n["H"] * n["T"] * n["K"] * (n["T"] + n["V"]),
-    recipes=_ROUNDED,
+    recipes=(*_ROUNDED, "offset"),
     quiet_form=reference.lightnet,
 )
 
@@ -201,7 +201,7 @@ ABC = declare(
     roles={"s": Role.KEY},
     linear_in=(),
     work=lambda n: n["H"] * n["T"] * n["M"] * (n["T"] + n["K"] + n["V"]),
-    recipes=_ROUNDED,
+    recipes=(*_ROUNDED, "offset"),
     quiet_form=reference.abc,
 )
 
@@ -214,7 +214,7 @@ RWKV4 = declare(
     roles={"w": Role.FACTOR, "u": Role.KEY},
     linear_in=(),
     work=lambda n: n["D"] * n["T"] * n["T"],
-    recipes=("gaussian", "large_states", "late_maximum", "zeros", "cancelling"),
+    recipes=("gaussian", "large_states", "late_maximum", "offset", "zeros", "cancelling"),
     # The logarithm in the state may be hundreds, and is rounded at each token.
     quiet_form=reference.rwkv4,
 )
@@ -226,7 +226,7 @@ MLSTM = declare(
     roles={"i": Role.LOGIT},
     linear_in=(),
     work=pairs_and_states,
-    recipes=("gaussian", "late_maximum", "one_hot_values", "zeros", "cancelling"),
+    recipes=("gaussian", "late_maximum", "offset", "one_hot_values", "zeros", "cancelling"),
 )
 
 SELECTIVE_SCAN = declare(

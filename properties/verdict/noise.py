@@ -35,6 +35,9 @@ _OF_ORDER_ONE = frozenset([
     "log", "log2", "log1p", "logaddexp", "logsumexp", "logcumsumexp", "tanh", "sigmoid",
 ])  # fmt: skip
 
+# Exponents, which no kernel may store in 16 bits: a weight would be off by a factor.
+_LOGARITHMS_OF_SUMS = frozenset(["logaddexp", "logsumexp", "logcumsumexp"])
+
 # Times this, every number but 0 exceeds any underflow.
 _HUGE = 2.0**1000
 
@@ -69,6 +72,7 @@ class Rounding(TorchDispatchMode):
 
         y + xi · u |y|                                                    elementwise functions
         y + xi · u (|y| + 1)                                              logarithms, tanh
+        y + xi · 2^-23 (|y| + 1)                                          logarithms of sums
         y + xi · u y (1 + |log y|)                                        softmax
         y + xi · (u sqrt(Σ x_i²) + 2^-24 sqrt(n) Σ |x_i|)                 sums of n terms
         y + xi · (u sqrt(2 Σ a_i² b_i²) + 2^-24 sqrt(n) Σ |a_i b_i|)      sums of n products
@@ -208,6 +212,8 @@ class Rounding(TorchDispatchMode):
         of_order_one = _is_of_order_one(name, args)
         if not (of_order_one or y.is_complex() or _matters(self.underflow)):
             return None
+        if of_order_one and name in _LOGARITHMS_OF_SUMS:
+            return y.abs().add_(1.0).mul_(min(self.unit, 2 * self.accumulator))
         size = y.abs().add_(1.0) if of_order_one else y.abs()
         return self._with_underflow(y, size.mul_(self.unit), self.underflow)
 
