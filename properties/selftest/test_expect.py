@@ -102,6 +102,15 @@ def test_an_error_within_the_budget_is_acquitted_by_the_quick_one(counted: list[
     assert counted == [FEW_DRAWS]
 
 
+def test_no_budget_but_the_first_is_asked_about_nan(counted: list[int]) -> None:
+    case = Case.of(
+        "attention", "parallel", {"B": 1, "G": 1, "R": 1, "K": 4, "V": 3}, (9,), dtype="bfloat16"
+    )
+    with pytest.raises(Violation, match="NaN where a number is expected"):
+        judged(case, math.nan)
+    assert counted == [FEW_DRAWS]
+
+
 OTHERWISE_STORED = [DRAWS, DRAWS]
 
 

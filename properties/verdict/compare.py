@@ -69,6 +69,13 @@ class Comparison:
         return bool((self.got.isfinite() & self.want.isfinite())[self.wrong].all())
 
     @property
+    def hopeless(self) -> bool:
+        """Whether no budget is wide enough: a NaN, or another shape."""
+        if self.got.shape != self.want.shape:
+            return True
+        return bool((self.got.isnan() | self.want.isnan())[self.wrong].any())
+
+    @property
     def largest(self) -> float:
         """Worst error/budget of the elements that are finite in both."""
         if self.got.shape != self.want.shape:
