@@ -219,14 +219,15 @@ RWKV4 = declare(
     quiet_form=reference.rwkv4,
 )
 
-# Its second form multiplies gates as they are: states around 2^8 are exponents that overflow.
+# Its second form multiplies gates as they are: states and gates around 2^8 are exponents whose
+# squares, in budgets, overflow.
 MLSTM = declare(
     reference.mlstm,
     wraps=SIMPLE_GLA,
     roles={"i": Role.LOGIT},
     linear_in=(),
     work=pairs_and_states,
-    recipes=("gaussian", "late_maximum", "offset", "one_hot_values", "zeros", "cancelling"),
+    recipes=("gaussian", "late_maximum", "one_hot_values", "zeros", "cancelling"),
 )
 
 SELECTIVE_SCAN = declare(
