@@ -61,15 +61,13 @@ def _main(parse: argparse.ArgumentParser, options: Options) -> int:
     origin = options.origin
     with ExitStack() as locks:
         locks.callback(end_strays)
+        workers: Sequence[Judge] = ()
         try:
             options.check()
             if options.case is None:
                 locks.enter_context(_alone(options.folders))
             # Before our signal handlers: Ray installs its own.
             workers = _crew(origin, options)
-            for worker in workers:
-                # Python would wait for its process, and for those that replace it meanwhile.
-                locks.callback(worker.close)
             if options.target not in NAMES and isinstance(workers[0], Worker):
                 # In a worker first: the import of a target may end its process, or hang.
                 workers[0].load()
@@ -80,6 +78,9 @@ def _main(parse: argparse.ArgumentParser, options: Options) -> int:
                 case = Case.from_json(options.case)
                 laws = options.laws_of(case, subject.target)
         except (ValueError, Lost) as error:
+            for worker in workers:
+                # Python would wait for its process, and for those that replace it meanwhile.
+                worker.close()
             parse.error(str(error))
         if options.case is not None:
             return replay(case, laws, workers[0], console)
