@@ -22,7 +22,8 @@ from properties.laws import LAWS, Run, Subject, Violation
 from properties.laws.fingerprint import own_frames
 from properties.profiles import EXAMPLES
 from properties.targets import Target
-from properties.verdict.report import error_report, plain
+from properties.verdict.exceptions import plain
+from properties.verdict.report import error_report
 
 # Laws about numbers. The other laws compare an implementation with itself, and one case serves
 # several of them. For splitting, the position of the cut matters as much as the numbers, so its
@@ -252,8 +253,7 @@ def judge(law: str, case: Case, subject: Subject) -> float | None:
 
 def raised(law: str, case: Case, subject: Subject, error: BaseException) -> Violation:
     error = plain(error)
-    frames = own_frames(error)
-    text = error_report(law, case, error, frames, subject.device, subject.target.name)
+    text = error_report(subject.repro(law, case), error, own_frames(error))
     return Violation(law, case, text, error).of_its_own_type()
 
 

@@ -34,8 +34,9 @@ from properties.simulator.compilation import Program
 from properties.simulator.launcher import LAUNCHED
 from properties.targets.ledger import symptom
 from properties.verdict import Comparison
+from properties.verdict.exceptions import message_of, plain
 from properties.verdict.picture import Picture, picture
-from properties.verdict.report import message_of, plain, versions
+from properties.verdict.report import versions
 
 # The signal that asks a hanging case for its traceback.
 WHERE = signal.SIGUSR1

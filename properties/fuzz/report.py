@@ -28,7 +28,7 @@ from properties.fuzz.log import Log, Tally
 from properties.fuzz.night import Night
 from properties.laws import LAWS
 from properties.verdict.picture import LEVELS
-from properties.verdict.report import repro
+from properties.verdict.report import Repro
 
 _PAGE, _DATA, _JUNIT = "report.html", "report.json", "junit.xml"
 _PACKAGES = ("torch", "triton", "hypothesis", "attention-oracles")
@@ -127,7 +127,7 @@ def _sign(failure: Failure, target: str, device: str) -> dict[str, Any]:
         "law": failure.law,
         "case": json.loads(failure.case.to_json()),
         "line": failure.case.line(),
-        "command": repro(failure.law, failure.case, where, target).removeprefix("REPRO: "),
+        "command": Repro(failure.law, failure.case, where, target).command,
         "script": script(failure, target, device),
         "picture": failure.picture and asdict(failure.picture),
     }

@@ -17,7 +17,7 @@ from properties.targets.ledger import Ledger
 from properties.verdict import BY_DTYPE, Budget, Comparison, compare
 from properties.verdict.oracle import OracleCall, gradient_parts, in_float64, oracle_results
 from properties.verdict.precision import finer_than
-from properties.verdict.report import report, repro
+from properties.verdict.report import report
 from properties.verdict.sigma import DRAWS, FEW_DRAWS, MANY_DRAWS
 
 # Beyond this many numbers, in some tens of tensors each, the form over all pairs of tokens, whose
@@ -212,8 +212,7 @@ def fail(run: Run, text: str, fault: str | None = None) -> None:
         Violation: the target's ledger does not excuse it.
     """
     law, case, subject = run.law, run.case, run.subject
-    command = repro(law, case, subject.device, subject.target.name)
-    message = f"{law} does not hold: {text}\n{case.line()}\n\n{command}"
+    message = f"{law} does not hold: {text}\n{case.line()}\n\n{subject.repro(law, case).line}"
     subject.report(Violation(law, case, message, fault or text))
 
 
@@ -237,7 +236,7 @@ def _verdict(run: Run, comparisons: list[Comparison], against: str) -> float:
     failed = [comparison for comparison in comparisons if not comparison.passed]
     for number, comparison in enumerate(failed):
         dims = dims_of(run.op, comparison.name)
-        text = report(law, case, comparison, dims, against, subject.device, subject.target.name)
+        text = report(subject.repro(law, case), comparison, dims, against)
         also = tuple(other.name for other in failed[number + 1 :])
         subject.report(Violation(law, case, text, comparison, also))
     return max((c.ratio for c in comparisons if c.passed), default=0.0)

@@ -19,6 +19,7 @@ from properties.device import claiming, configured
 from properties.laws.fingerprint import Fingerprint, fingerprint
 from properties.targets import Target
 from properties.targets.ledger import Fault, Ledger
+from properties.verdict.report import Repro
 
 Recall = Callable[[tuple[Any, ...], Callable[[], Any]], Any]
 
@@ -46,6 +47,9 @@ class Subject:
 
     def cotangents(self, op: Op, case: Case) -> Results:
         return build_cotangents(op, case, self.device)
+
+    def repro(self, law: str, case: Case) -> Repro:
+        return Repro(law, case, self.device, self.target.name)
 
     def function(self, op: Op) -> Function:
         return self.ledger.watching(op, self.target.function(op))

@@ -7,7 +7,7 @@ from torch import device as Device
 from properties.device import keeping_state
 from properties.targets.adapter import Adapter, Implementation
 from properties.targets.target import Target
-from properties.verdict.report import message_of
+from properties.verdict.exceptions import message_of
 
 __all__ = ["NAMES", "Adapter", "Implementation", "Target", "load"]
 

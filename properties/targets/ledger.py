@@ -17,7 +17,7 @@ from typing import Any
 from properties.cases.case import Case
 from properties.catalogue.op import Function, Op
 from properties.verdict import Comparison
-from properties.verdict.report import message_of
+from properties.verdict.exceptions import message_of
 
 # Characters of an exception's text that an entry is given.
 _TEXT = 400

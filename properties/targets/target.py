@@ -8,7 +8,7 @@ from properties.cases.contexts import CONTEXTS
 from properties.cases.values import COTANGENTS
 from properties.catalogue import OPS
 from properties.catalogue.op import Function, Op
-from properties.verdict.report import message_of
+from properties.verdict.exceptions import message_of
 
 
 class Target:

@@ -5,18 +5,18 @@ import os
 import platform
 import shlex
 from collections.abc import Sequence
-from contextlib import suppress
+from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from itertools import accumulate
 from traceback import FrameSummary
-from types import TracebackType
 
 import torch
 from torch import Tensor
 
 from properties.cases.case import Case
 from properties.verdict.compare import Comparison
+from properties.verdict.exceptions import first_cause, message_of, printable
 
 # Dim → what its indices count.
 NAMES = {
@@ -33,39 +33,62 @@ NAMES = {
 }
 _TILES = (16, 32, 64, 128)
 _FRAMES = 3
-# Exceptions that one was raised from.
-_CAUSES = 20
-# Characters of an exception's text: those of a compiler may hold a whole program.
-_TEXT = 4000
-# Those of an exception's name.
-_NAME = 100
 
 
-def report(
-    law: str,
-    case: Case,
-    comparison: Comparison,
-    dims: Sequence[str],
-    against: str,
-    device: torch.device,
-    target: str = "ours",
-) -> str:
-    """The report of a failed comparison.
+@dataclass(frozen=True)
+class Repro:
+    """A law about a case, on a device and of a target: enough to repeat a failure.
 
     Args:
         law: the law that does not hold.
+        case: the case that breaks it.
+        device: where its results were computed.
+        target: whose kernels computed them.
+    """
+
+    law: str
+    case: Case
+    device: torch.device
+    target: str = "ours"
+
+    @property
+    def command(self) -> str:
+        """The shell command that repeats the failure."""
+        case = shlex.quote(self.case.to_json())
+        command = f"python -m properties.fuzz --law {self.law} --case {case}"
+        if self.target != "ours":
+            command += f" --target {self.target}"
+        return command if self.device.type == "cpu" else f"{command} --device {self.device.type}"
+
+    @property
+    def line(self) -> str:
+        return f"REPRO: {self.command}"
+
+    @property
+    def lines(self) -> list[str]:
+        """The last lines of every report."""
+        return [
+            f"  case      {self.case.line()}",
+            f"  versions  {versions()}, {_device(self.device)}",
+            "",
+            self.line,
+        ]
+
+
+def report(repro: Repro, comparison: Comparison, dims: Sequence[str], against: str) -> str:
+    """The report of a failed comparison.
+
+    Args:
         comparison: a failed one.
         dims: the letter of each dim of the result, ("B", "T", "H", "V").
         against: what the result was compared with, "the oracle".
-        device: where it was computed.
-        target: whose kernels computed it.
     """
-    c = comparison
+    c, case = comparison, repro.case
     shape = ", ".join(f"{d}={n}" for d, n in zip(dims, c.got.shape, strict=False))
     dtype = str(c.got.dtype).removeprefix("torch.")
     lines = [
-        f"{law} does not hold for {case.op} ({case.mode}, {case.dtype}): {c.name} differs from "
-        f"{against}",
+        f"{repro.law} does not hold for {case.op} ({case.mode}, {case.dtype}): "
+        f"{c.name} differs from {against}",
         "",
         f"  {c.reason}",
         "",
@@ -74,124 +97,40 @@ def report(
     index = c.worst
     if index is not None:
         lines += _numbers(c, case, dims, index)
-    return "\n".join([*lines, *_context(law, case, device, target)])
+    return "\n".join([*lines, *repro.lines])
 
 
-def error_report(
-    law: str,
-    case: Case,
-    error: BaseException,
-    frames: Sequence[FrameSummary],
-    device: torch.device,
-    target: str = "ours",
-) -> str:
+def error_report(repro: Repro, error: BaseException, frames: Sequence[FrameSummary]) -> str:
     """The report of an exception that a target raised under a law.
 
     Args:
         error: `plain`; its notes say which call raised it.
         frames: the traceback's frames in the target's own code.
     """
-    message = _shown(message_of(error))
-    lines = [f"{law}: {type(error).__name__}{message and f': {message}'}", ""]
+    message = printable(message_of(error))
+    lines = [f"{repro.law}: {type(error).__name__}{message and f': {message}'}", ""]
     for frame in frames[-_FRAMES:]:
         lines += [f"  at        {frame.filename}:{frame.lineno} in {frame.name}"]
         lines += [f"            {frame.line}"] if frame.line else []
     if not frames:
         lines += ["  at        no line of the target's own code"]
-    lines += [f"  call      {_shown(note)}" for note in getattr(error, "__notes__", ())]
-    cause = _first_cause(error)
+    lines += [f"  call      {printable(note)}" for note in getattr(error, "__notes__", ())]
+    cause = first_cause(error)
     if cause is not error:
-        lines += [f"  because   {type(cause).__name__}: {_shown(message_of(cause))}"]
-    return "\n".join([*lines, *_context(law, case, device, target)])
+        lines += [f"  because   {type(cause).__name__}: {printable(message_of(cause))}"]
+    return "\n".join([*lines, *repro.lines])
 
 
-def _first_cause(error: BaseException) -> BaseException:
-    """The exception that others were raised from, as by Triton for each call within a kernel."""
-    for _ in range(_CAUSES):
-        cause = BaseException.__dict__["__cause__"].__get__(error)
-        if cause is None:
-            break
-        error = plain(cause)
-    return error
-
-
-def message_of(error: BaseException) -> str:
-    """The text of an exception, whose type may be the target's own and fail to say it."""
-    try:
-        # Of a type of ours, not of its own.
-        return str.__str__(str(error))
-    except BaseException as worse:
-        return f"its text raises {type(worse).__name__}"
-
-
-def plain(error: BaseException) -> BaseException:
-    """An exception as it is, or with the name, text and traceback alone if its type, which may be
-    the target's own, answers other questions of a report with an error or a value that is none.
-    """
-    kind = type(error)
-    name = _shown(type.__dict__["__name__"].__get__(kind)[:_NAME])
-    with suppress(BaseException):
-        notes = getattr(error, "__notes__", [])
-        if (
-            type(kind.__name__) is str
-            and kind.__name__ == name
-            and error.__class__ is kind
-            and isinstance(error.__traceback__, TracebackType | None)
-            and type(notes) is list
-            and all(type(note) is str for note in notes)
-            and isinstance(getattr(error, "errno", None), int | None)
-        ):
-            return error
-    base = Exception if issubclass(kind, Exception) else BaseException
-    traceback = BaseException.__dict__["__traceback__"].__get__(error)
-    made: BaseException = type(name, (base,), {})(message_of(error))
-    return made.with_traceback(traceback)
-
-
-def _shown(text: str) -> str:
-    """A text of the target's, not too long, for a terminal and for a page."""
-    # Colours and other control characters are a terminal's commands, and no text of a page.
-    parts = (c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text[:_TEXT])
-    more = len(text) - _TEXT
-    return "".join(parts) + (f" … and {more} more characters" if more > 0 else "")
-
-
-def end_report(
-    law: str,
-    case: Case,
-    how: str,
-    lines: Sequence[str],
-    device: torch.device,
-    target: str = "ours",
-) -> str:
+def end_report(repro: Repro, how: str, lines: Sequence[str]) -> str:
     """The report of a case whose process hangs or dies.
 
     Args:
         how: "hangs", "ends with SIGSEGV".
         lines: where it was, innermost first.
     """
-    text = [f"{law}: the process that ran it {how}", ""]
+    text = [f"{repro.law}: the process that ran it {how}", ""]
     text += [f"  at        {line}" for line in lines[:_FRAMES]]
-    return "\n".join([*text, *_context(law, case, device, target)])
-
-
-def _context(law: str, case: Case, device: torch.device, target: str) -> list[str]:
-    """The last lines of every report."""
-    return [
-        f"  case      {case.line()}",
-        f"  versions  {versions()}, {_device(device)}",
-        "",
-        repro(law, case, device, target),
-    ]
-
-
-def repro(law: str, case: Case, device: torch.device, target: str) -> str:
-    command = f"python -m properties.fuzz --law {law} --case {shlex.quote(case.to_json())}"
-    if target != "ours":
-        command += f" --target {target}"
-    if device.type != "cpu":
-        command += f" --device {device.type}"
-    return f"REPRO: {command}"
+    return "\n".join([*text, *repro.lines])
 
 
 def _numbers(c: Comparison, case: Case, dims: Sequence[str], index: tuple[int, ...]) -> list[str]:

@@ -15,7 +15,8 @@ from triton.compiler.errors import CompilationError
 from properties.cases.case import Case
 from properties.simulator import simulating
 from properties.verdict import Budget, Comparison, compare
-from properties.verdict.report import error_report, plain, regression_file, report
+from properties.verdict.exceptions import plain
+from properties.verdict.report import Repro, error_report, regression_file, report
 
 DIMS = ("B", "T", "H", "V")
 DENSE = Case.of(
@@ -29,6 +30,10 @@ DENSE = Case.of(
 PACKED = replace(DENSE, dims={**DENSE.dims, "B": 1}, lengths=(70, 0, 59), packed=True, options={})
 
 
+def repro(case: Case) -> Repro:
+    return Repro("differential", case, torch.device("cpu"))
+
+
 def failure(case: Case, tokens: int, at: tuple[int | slice, ...]) -> Comparison:
     want = torch.ones(case.dims["B"], tokens, 3, 7, dtype=torch.float64)
     got = want.bfloat16()
@@ -39,7 +44,7 @@ def failure(case: Case, tokens: int, at: tuple[int | slice, ...]) -> Comparison:
 @pytest.fixture
 def text() -> str:
     comparison = failure(DENSE, 65, (1, slice(64, None), 2))
-    return report("differential", DENSE, comparison, DIMS, "the oracle", torch.device("cpu"))
+    return report(repro(DENSE), comparison, DIMS, "the oracle")
 
 
 def test_the_first_line_says_what_happened(text: str) -> None:
@@ -62,7 +67,7 @@ def test_the_report_gives_the_fraction_and_place_of_wrong_elements(text: str) ->
 
 def test_tokens_of_packed_sequences_are_counted_in_their_own() -> None:
     comparison = failure(PACKED, 129, (0, slice(94, 97)))
-    text = report("differential", PACKED, comparison, DIMS, "the oracle", torch.device("cpu"))
+    text = report(repro(PACKED), comparison, DIMS, "the oracle")
     assert "sequence 2, token 24 (94 of the pack), head 0, value dim 0" in text
     assert "in token 94-96, every head, every value dim" in text
     assert "token 24 of sequence 2, in tile 1 of 16" in text
@@ -87,11 +92,11 @@ def test_nan_and_a_wrong_shape_are_reported_too() -> None:
     got = want.float()
     got[0, 5, 0, 0] = torch.nan
     comparison = compare("o", got, want, None)
-    text = report("exactness", PACKED, comparison, DIMS, "the oracle", torch.device("cpu"))
+    text = report(repro(PACKED), comparison, DIMS, "the oracle")
     assert "NaN where a number is expected" in text
     assert "of the result 1 NaN and 0 infinite" in text
     comparison = compare("o", got[:, 1:], want, None)
-    text = report("exactness", PACKED, comparison, DIMS, "the oracle", torch.device("cpu"))
+    text = report(repro(PACKED), comparison, DIMS, "the oracle")
     assert "shape [1, 128, 3, 7], expected [1, 129, 3, 7]" in text
 
 
@@ -107,7 +112,7 @@ def test_a_regression_file_is_python_that_builds_the_case(case: Case) -> None:
 def test_notes_of_a_target_may_be_anything(notes: object) -> None:
     error = ValueError("no")
     error.__dict__["__notes__"] = notes
-    told = error_report("differential", DENSE, plain(error), (), torch.device("cpu"))
+    told = error_report(repro(DENSE), plain(error), ())
     assert told.startswith("differential: ValueError: no\n")
     assert ("  call      said\n" in told) == (notes == ["said"])
 
@@ -128,14 +133,14 @@ _NO_CONSTANT = 3
 def test_an_error_within_a_function_that_a_kernel_calls_is_told() -> None:
     with simulating(), pytest.raises(CompilationError) as raised:
         _outer[(1,)](torch.zeros(1))
-    told = error_report("differential", DENSE, plain(raised.value), (), torch.device("cpu"))
+    told = error_report(repro(DENSE), plain(raised.value), ())
     assert "Cannot access global variable _NO_CONSTANT" in told
 
 
 def test_causes_of_an_error_may_turn_in_a_ring() -> None:
     error, other = ValueError("no"), KeyError("why")
     error.__cause__, other.__cause__ = other, error
-    told = error_report("differential", DENSE, error, (), torch.device("cpu"))
+    told = error_report(repro(DENSE), error, ())
     assert told.startswith("differential: ValueError: no\n")
 
 
@@ -167,7 +172,7 @@ def test_an_exception_that_refuses_a_question_has_its_name_text_and_place(
     error = plain(raised.value)
     assert error.__traceback__ is raised.value.__traceback__
     assert isinstance(error, Exception) == issubclass(kind, Exception)
-    told = error_report("differential", DENSE, error, (), torch.device("cpu"))
+    told = error_report(repro(DENSE), error, ())
     assert told.startswith("differential: Refusing")
     assert ": said\n" in told
     assert "\x1b" not in told
