@@ -1,10 +1,32 @@
-"""Files that other processes read or write at the same time."""
+"""Files that commands record in, and that other processes read or write at the same time."""
 
+import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from fcntl import LOCK_EX, flock
 from pathlib import Path
+from typing import Any
+
+
+@contextmanager
+def reading_record(path: Path, options: str = "--record") -> Iterator[None]:
+    """Turn errors of reading a record into one that names the options that write it.
+
+    Raises:
+        ValueError: the file cannot be read, or has other contents.
+    """
+    try:
+        yield
+    except (OSError, ValueError, AttributeError, TypeError, KeyError) as error:
+        expected = f"expected a file that {options} wrote"
+        raise ValueError(f"--record: {path}, {expected}: {error}") from error
+
+
+def write_record(path: Path, rows: Mapping[str, Any]) -> None:
+    """Replace a record by a JSON object, with a line for each key, in order."""
+    lines = [f"{json.dumps(key)}: {json.dumps(rows[key])}" for key in sorted(rows)]
+    write_atomically(path, "{\n" + ",\n".join(lines) + "\n}\n")
 
 
 def write_atomically(path: Path, contents: str | bytes) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from properties.files import only_here, write_atomically
+from properties.files import only_here, reading_record, write_atomically
 
 Key = tuple[str, str, str]
 
@@ -46,7 +46,7 @@ def read(path: Path) -> dict[Key, Record]:
     Raises:
         ValueError: the file has other contents.
     """
-    try:
+    with reading_record(path):
         text = path.read_text() if path.exists() else ""
         # `add` makes an empty file first.
         data = json.loads(text) if text else []
@@ -57,11 +57,7 @@ def read(path: Path) -> dict[Key, Record]:
             if [*map(type, (*row.key, row.examples))] != [str, str, str, int]:
                 raise TypeError(f"{row} is none of its rows")
             float(row.worst)
-    except (OSError, ValueError, TypeError) as error:
-        raise ValueError(
-            f"--record: {path}, expected a file that --record wrote: {error}"
-        ) from error
-    return {row.key: row for row in rows}
+        return {row.key: row for row in rows}
 
 
 def write(path: Path, rows: Mapping[Key, Record]) -> None:

@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
-from properties.files import write_atomically
+from properties.files import reading_record, write_record
 from properties.planting.trial import Pinned, pinned_of
 
 PATH = Path(__file__).with_suffix(".json")
@@ -30,15 +30,11 @@ def read(path: Path = PATH) -> Killers:
     if not path.exists():
         return {}
     killers: defaultdict[str, Counter[str]] = defaultdict(Counter)
-    try:
+    with reading_record(path):
         for check, kills in json.loads(path.read_text()).items():
             pinned_of(check)
             for function, count in kills.items():
                 killers[function][check] += count
-    except (ValueError, AttributeError, TypeError) as error:
-        raise ValueError(
-            f"--record: {path}, expected a file that --record wrote: {error}"
-        ) from error
     return dict(killers)
 
 
@@ -48,8 +44,7 @@ def write(path: Path, killers: Killers) -> None:
     for function in sorted(killers):
         for check, count in killers[function].items():
             rows[check][function] = count
-    lines = [f"{json.dumps(check)}: {json.dumps(rows[check])}" for check in sorted(rows)]
-    write_atomically(path, "{\n" + ",\n".join(lines) + "\n}\n")
+    write_record(path, rows)
 
 
 def joined(*several: Killers) -> Killers:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from properties.files import write_atomically
+from properties.files import reading_record, write_record
 from properties.mutants.mutant import Mutant, modules
 
 PATH = Path(__file__).with_suffix(".json")
@@ -41,18 +41,13 @@ def read(path: Path = PATH) -> dict[str, Share]:
     """
     if not path.exists():
         return {}
-    try:
+    with reading_record(path):
         return {name: Share(**row) for name, row in json.loads(path.read_text()).items()}
-    except (json.JSONDecodeError, AttributeError, TypeError) as error:
-        raise ValueError(
-            f"--record: {path}, expected a file that --record wrote: {error}"
-        ) from error
 
 
 def write(path: Path, shares: Mapping[str, Share]) -> None:
     """Replace the file's contents, in order."""
-    rows = [f"{json.dumps(name)}: {json.dumps(asdict(shares[name]))}" for name in sorted(shares)]
-    write_atomically(path, "{\n" + ",\n".join(rows) + "\n}\n")
+    write_record(path, {name: asdict(share) for name, share in shares.items()})
 
 
 def whole(

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from properties.catalogue import OPS
-from properties.files import write_atomically
+from properties.files import reading_record, write_atomically, write_record
 from properties.jobs import Job, Selection
 from properties.laws import Subject
 from properties.mutants.triggers.grammar import atoms
@@ -160,7 +160,8 @@ def measure_all(
             write_atomically(listing, json.dumps(lists, indent=1, ensure_ascii=False) + "\n")
     console.print(_table(reached))
     if folder is not None:
-        write(folder / PATH.name, {**read(folder / PATH.name), **_shares(reached)})
+        path = folder / PATH.name
+        write_record(path, {**read(path), **_shares(reached)})
     return 0
 
 
@@ -207,15 +208,5 @@ def read(path: Path = PATH) -> dict[str, dict[str, int]]:
     """
     if not path.exists():
         return {}
-    try:
-        rows = json.loads(path.read_text()).items()
-        return {op: _row(row) for op, row in rows}
-    except (json.JSONDecodeError, AttributeError, TypeError, KeyError) as error:
-        expected = "expected a file that --triggers --record wrote"
-        raise ValueError(f"--record: {path}, {expected}: {error}") from error
-
-
-def write(path: Path, shares: Mapping[str, Mapping[str, int]]) -> None:
-    """Replace the file's contents, in order."""
-    rows = [f"{json.dumps(name)}: {json.dumps(shares[name])}" for name in sorted(shares)]
-    write_atomically(path, "{\n" + ",\n".join(rows) + "\n}\n")
+    with reading_record(path, "--triggers --record"):
+        return {op: _row(row) for op, row in json.loads(path.read_text()).items()}

@@ -12,6 +12,7 @@ from properties.cases.case import Case
 from properties.cases.contexts import CONTEXTS
 from properties.catalogue import OPS
 from properties.device import activate
+from properties.files import write_record
 from properties.jobs import Job, hypothesis_test
 from properties.laws import LAWS, Law, Subject
 from properties.mutants.__main__ import main
@@ -203,7 +204,7 @@ def test_shares_survive_their_file_and_stand_in_the_table(
         "gla": {"predicates": 2000, "ci": 1999, "night": 2000},
         "dplr": {"predicates": 3, "ci": 2},
     }
-    run.write(tmp_path / "triggers.json", known)
+    write_record(tmp_path / "triggers.json", known)
     assert run.read(tmp_path / "triggers.json") == known
     assert run.read(tmp_path / "none.json") == {}
     (tmp_path / "triggers.json").write_text('{"gla": {}}')
