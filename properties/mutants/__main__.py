@@ -48,12 +48,13 @@ _LINE = 60
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    options = Options(**vars(parser(__doc__).parse_args(arguments)))
+    parse = parser(__doc__)
+    options = Options(**vars(parse.parse_args(arguments)))
     console = screen()
     profiles.register()
-    if options.triggers:
-        return _triggers(options, console)
     try:
+        if options.triggers:
+            return _triggers(options, console)
         own = options.own()
         jobs = options.selection.jobs(load(options.target, activate(options.device)))
         entries = options.entries
@@ -66,8 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     f"--within: {name!r}, expected a module, package or function with mutants"
                 )
     except ValueError as error:
-        console.print(f"error: {error}", markup=False, highlight=False, soft_wrap=True)
-        return 2
+        parse.error(str(error))
     suite = Suite(
         jobs,
         options.device,
@@ -99,23 +99,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _triggers(options: Options, console: Console) -> int:
     """Measure which predicates about calls the suite reaches; plant nothing."""
-    try:
-        options.check_triggers()
-        device = activate(options.device)
-        ours = load("ours", device)
-        assert isinstance(ours, Ours)
-        return triggers.measure_all(
-            options.selection,
-            ours,
-            device,
-            console,
-            nights=options.night,
-            listing=options.json,
-            folder=options.record,
-        )
-    except ValueError as error:
-        console.print(f"error: {error}", markup=False, highlight=False, soft_wrap=True)
-        return 2
+    options.check_triggers()
+    device = activate(options.device)
+    ours = load("ours", device)
+    assert isinstance(ours, Ours)
+    return triggers.measure_all(
+        options.selection,
+        ours,
+        device,
+        console,
+        nights=options.night,
+        listing=options.json,
+        folder=options.record,
+    )
 
 
 def _record(

@@ -193,8 +193,9 @@ def test_the_command_lists_missing_predicates_and_records_shares(
     missing = json.loads(listing.read_text())["l2norm"]
     assert "bfloat16" in missing["atoms"]["dtypes"]
     assert "float32" not in missing["atoms"]["dtypes"]
-    assert main([*given, "--record", str(tmp_path)]) == 2
-    assert "--record: not allowed with --law" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="2"):
+        main([*given, "--record", str(tmp_path)])
+    assert "--record: not allowed with --law" in capsys.readouterr().err
 
 
 def test_shares_survive_their_file_and_stand_in_the_table(
