@@ -179,7 +179,9 @@ def groups(chosen: argparse.Namespace) -> list[Group]:
         for op in chosen.op or PROBLEMS
     }
     if not any(wanted.values()):
-        raise ValueError(f"--mode {' '.join(chosen.mode)}: a mode of none of {', '.join(wanted)}")
+        raise ValueError(
+            f"--mode: {' '.join(chosen.mode)}, expected a mode of {' or '.join(wanted)}"
+        )
     found = [
         group
         for op, of_op in wanted.items()
@@ -187,7 +189,7 @@ def groups(chosen: argparse.Namespace) -> list[Group]:
         for group in _of(chosen, op, of_op, shape)
     ]
     if not found:
-        raise ValueError(f"nothing to measure: none of {', '.join(wanted)} is for these shapes")
+        raise ValueError(f"--op: {' '.join(wanted)}, expected an op with problems of these shapes")
     return found
 
 

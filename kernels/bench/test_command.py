@@ -158,7 +158,7 @@ def test_no_group_begins_after_the_budget(
         (["--preset", "huge"], "invalid choice"),
         (["--json", "no such directory/rows.json"], "in a directory that exists"),
         (["--forward", "--backward"], "not allowed with"),
-        (["--op", "gla", "--mode", "parallel"], "--mode parallel: a mode of none of gla"),
+        (["--op", "gla", "--mode", "parallel"], "--mode: parallel, expected a mode of gla"),
     ],
 )
 def test_bad_arguments_end_with_a_sentence_and_code_2(

@@ -103,11 +103,11 @@ def test_a_shape_is_read_from_what_is_written_of_it(form: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--op", "gla", "--mode", "parallel"], "--mode parallel: a mode of none of gla"),
+        (["--op", "gla", "--mode", "parallel"], "--mode: parallel, expected a mode of gla"),
         (["--decode", "--shape", "2,3,5,4,6"], "--decode: T is 3 in 2,3,5,4,6, expected 1"),
-        (["--decode", "--op", "attention"], "nothing to measure: none of attention"),
-        (["--packed", "--op", "l2norm"], "nothing to measure: none of l2norm"),
-        (["--backward", "--op", "cache_append"], "nothing to measure: none of cache_append"),
+        (["--decode", "--op", "attention"], "--op: attention, expected an op with problems"),
+        (["--packed", "--op", "l2norm"], "--op: l2norm, expected an op"),
+        (["--backward", "--op", "cache_append"], "--op: cache_append, expected an op"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(arguments: list[str], said: str) -> None:

@@ -286,7 +286,7 @@ def _pages_of(n: int, row: list[int], num_pages: int) -> list[int]:
     """The pages of one row of a block table: those before the first -1."""
     pages = row[: row.index(-1)] if -1 in row else row
     if any(page != -1 for page in row[len(pages) :]):
-        raise ValueError(f"block_table: a page behind a -1 in the row of sequence {n}: {row}")
+        raise ValueError(f"block_table: {row} for sequence {n}, expected no page after -1")
     for page in pages:
         if not 0 <= page < num_pages:
             raise ValueError(
@@ -294,5 +294,5 @@ def _pages_of(n: int, row: list[int], num_pages: int) -> list[int]:
                 "or -1 for none"
             )
     if len(set(pages)) < len(pages):
-        raise ValueError(f"block_table: a page twice in the row of sequence {n}: {row}")
+        raise ValueError(f"block_table: {row} for sequence {n}, expected each page once")
     return pages

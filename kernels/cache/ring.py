@@ -58,8 +58,8 @@ class RingCache(SequenceOwnedCache):
             needed = max(self.sinks, new - (self.window - 1))
             if new < old and needed < min(new, self._first[n]):
                 raise ValueError(
-                    f"length: {new} for sequence {n}; the next token would need that at position "
-                    f"{needed}, which is forgotten"
+                    f"length: {new} for sequence {n}, expected a length after which no token needs "
+                    f"a forgotten key, as the next one would at position {needed}"
                 )
         super().crop(length)
         self._first = [

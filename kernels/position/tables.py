@@ -263,8 +263,8 @@ def xpos_tables(
     largest, smallest = log(torch.finfo(dtype).max), log(torch.finfo(dtype).smallest_normal)
     if length and float(logs.abs().max()) > min(largest, -smallest):
         raise ValueError(
-            f"length: {length} has scales past {dtype}, with center={center} and "
-            f"scale_base={scale_base}"
+            f"length: {length} with center={center} and scale_base={scale_base}, expected scales "
+            f"within the range of {dtype}"
         )
     scale = logs.exp()
     each = (cos * scale, sin * scale, cos / scale, sin / scale)

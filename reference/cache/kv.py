@@ -68,8 +68,8 @@ class TokenLists:
             # A token whose window holds no earlier key needs none.
             if new < old and needed < min(new, first):
                 raise ValueError(
-                    f"length: {new} for sequence {n}; the next token would need that at position "
-                    f"{needed}, which is forgotten"
+                    f"length: {new} for sequence {n}, expected a length after which no token needs "
+                    f"a forgotten key, as the next one would at position {needed}"
                 )
         for n, new in enumerate(lengths):
             self.forgotten[n] = min(self.forgotten[n], max(0, new - self.sinks))

@@ -51,8 +51,8 @@ class RecurrentCache:
         for layer, seen in enumerate(self.seen):
             if seen != self.seen[0]:
                 raise ValueError(
-                    f"length: layer {layer} has seen {seen} tokens and layer 0 {self.seen[0]}; "
-                    "ask for layer_length(layer)"
+                    f"length: layer {layer} has seen {seen} tokens and layer 0 {self.seen[0]}, "
+                    "expected equally many; ask for layer_length(layer)"
                 )
         return torch.tensor(self.seen[0])
 

@@ -346,8 +346,8 @@ def xpos_tables(
     both = torch.cat([scale, 1 / scale])
     if ((both < limits.smallest_normal) | (both > limits.max)).any():
         raise ValueError(
-            f"length: {length} with center={center} and scale_base={scale_base} has scales outside "
-            f"the range of {dtype}"
+            f"length: {length} with center={center} and scale_base={scale_base}, expected scales "
+            f"within the range of {dtype}"
         )
     of_queries, of_keys = ([m * table for table in tables] for m in (scale, 1 / scale))
     cos_q, sin_q, cos_k, sin_k = (x.to(device, dtype) for x in (*of_queries, *of_keys))
