@@ -46,7 +46,7 @@ _STATE_TEXTS = {
     "final_state": "float32; None unless `output_final_state`.",
 }
 
-_OF_HEADS = ("K", "V", "M")
+_HEAD_DIMS = ("K", "V", "M")
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ class _Signature(Signature):
             the size of each dim, the dtype of the operands, and `cu_seqlens`, contiguous.
         """
         sizes, dtype = self.check_tensors(given, grouped=grouped, within=within)
-        for letter in _OF_HEADS:
+        for letter in _HEAD_DIMS:
             if letter in sizes:
                 name = next(n for n, spec in self.dims.items() if spec.endswith(letter))
                 arguments.check_range(f"{letter} (the last dim of {name})", sizes[letter], 1, 256)
@@ -227,24 +227,24 @@ def recurrence(
         declared = get_args(parameters["mode"].annotation)
         if declared != ("auto", *modes):
             raise ValueError(f"{name}: modes {declared}, expected 'auto', {[*modes]}")
-        passes = {mode: _of_heads(module, saves) for mode, module in modes.items()}
+        passes = {mode: _with_groups(module, saves) for mode, module in modes.items()}
         if transform is not None:
             passes = {mode: transform(both) for mode, both in passes.items()}
         for mode, both in passes.items():
             REGISTERED[name, mode] = _register(name, mode, both, parameters, same_dtype, names)
-        everything = frozenset().union(*(both.takes for both in passes.values()))
-        only = everything - passes["chunk"].takes if "chunk" in passes else frozenset()
+        taken = frozenset().union(*(both.takes for both in passes.values()))
+        not_in_chunk = taken - passes["chunk"].takes if "chunk" in passes else frozenset()
         _SIGNATURES[name] = _Signature.of(
             page,
             same_dtype,
-            recurrent_only=tuple(n for n in parameters if n in only),
+            recurrent_only=tuple(n for n in parameters if n in not_in_chunk),
             neutral=neutral,
             around=around,
         )
         lacking = [
             f"`{n}` with mode {' or '.join(repr(m) for m, p in passes.items() if n not in p.takes)}"
             for n in parameters
-            if n in only
+            if n in not_in_chunk
         ]
         return documented(
             functools.partial(compute, name),
@@ -272,7 +272,8 @@ def documented(
     Args:
         run: takes every argument by its name.
         mode, tile: what the docstring says of these arguments.
-        same_dtype, outputs: the names of the tensors of one dtype, and of the results.
+        same_dtype: the names of tensors that must have one dtype, the first of them setting it.
+        outputs: the names of the results.
         raises: reasons for a ValueError that no other recurrence has.
     """
 
@@ -307,9 +308,12 @@ def wrapper(
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Make the public function of an op that calls the recurrence `wraps`: see `documented`.
 
-    `run` is called once all arguments are checked that the annotations describe, so that it may
-    launch kernels of its own before those of `wraps`. The values of `cu_seqlens` are not: kernels
-    read them.
+    Args:
+        run: takes every argument by its name, and may launch kernels before it calls `wraps`: what
+            annotations describe is checked by then, but not the values of `cu_seqlens`, which the
+            kernels of `wraps` check.
+        wraps: the name of the recurrence, whose modes and tiles the op has.
+        same_dtype, outputs, raises: as for `documented`.
     """
 
     def decorate(page: Callable[P, R]) -> Callable[P, R]:
@@ -348,8 +352,11 @@ def own_modes(
 
     The op keeps no state, or one that is not K by V.
 
-    There is a run for each mode, in their order. It takes every argument but `mode`, checked:
-    `scale` is a number, and `tile` an index into `kernels.tiles.TABLE`.
+    Args:
+        runs: one for each mode, in the order of the annotation of `mode`. A run takes every other
+            argument by its name, checked: `scale` is a number, and `tile` an index into
+            `kernels.tiles.TABLE`.
+        same_dtype, outputs, raises: as for `documented`.
     """
 
     def decorate(page: Callable[P, R]) -> Callable[P, R]:
@@ -389,7 +396,7 @@ def _about(modes: Collection[str]) -> str:
 
 def _largest(sizes: Mapping[str, int]) -> int:
     """The largest head dim, at least 1."""
-    return max([1, *(sizes[letter] for letter in _OF_HEADS if letter in sizes)])
+    return max([1, *(sizes[letter] for letter in _HEAD_DIMS if letter in sizes)])
 
 
 def stateful(
@@ -420,8 +427,10 @@ def _name(module: ModuleType | ModeFunctions) -> str:
     return module.name if isinstance(module, ModeFunctions) else module.__name__.rpartition(".")[2]
 
 
-def _of_heads(module: ModuleType | ModeFunctions, saves: bool) -> Passes:
-    """Give each head the q and k of its group, and add their gradients up again."""
+def _with_groups(module: ModuleType | ModeFunctions, saves: bool) -> Passes:
+    """The passes of a mode, which give each head the q and k of its group and sum their gradients
+    over the heads of a group.
+    """
     forward_takes = tuple(inspect.signature(module.forward).parameters)
     backward_takes = tuple(inspect.signature(module.backward).parameters)
     inputs = forward_takes[: forward_takes.index("scale")]
