@@ -25,13 +25,11 @@ from properties.targets import Target
 from properties.verdict.exceptions import plain
 from properties.verdict.report import error_report
 
-# Laws about numbers. The other laws compare an implementation with itself, and one case serves
-# several of them. For splitting, the position of the cut matters as much as the numbers, so its
-# cases are drawn as those of laws about numbers.
-_OF_NUMBERS = ("differential", "exactness")
-_OF_THEIR_OWN = (*_OF_NUMBERS, "splitting")
-_OF_CONTEXTS = "context_invariance"
-_OF_16_BITS = ("bfloat16", "float16")
+# Laws that compare with the oracle. The others compare an implementation with itself, and one case
+# serves several of them; but splitting draws its own cases: the cut matters as much as the numbers.
+_ORACLE_LAWS = ("differential", "exactness")
+_LAWS_WITH_OWN_CASES = (*_ORACLE_LAWS, "splitting")
+_16_BITS = ("bfloat16", "float16")
 # Examples (bundles of cases) that all jobs get together in the profile `ci`. A new op, mode or law
 # takes its examples from the others, so the suite does not grow with the catalogue until there are
 # as many jobs: each job has at least one.
@@ -57,20 +55,22 @@ class Job:
     @property
     def draws_for_itself(self) -> bool:
         """Whether no other job draws the same cases."""
-        return self.law in _OF_THEIR_OWN
+        return self.law in _LAWS_WITH_OWN_CASES
 
     def share(self, examples: int, times: float = 1.0) -> int:
         """The number of a profile's examples for this job, `times` as many as in a run of all jobs.
 
-        Weights: 2 for differential, 1 for the other law about numbers, 1/2 for other laws, half of
-        that for a wrapper, whose kernels belong to another op. An op with one mode gets twice as
-        many for laws that draw for themselves, since several modes share that work elsewhere. The
-        two 16-bit dtypes try nearly the same, so each weighs 7/12. The weight is 1/6 for another
-        mode of a wrapper, which runs the same lines in every mode; each law tries one in full.
+        A share is a product:
 
-        Once the catalogue outgrows `EXAMPLES_OF_CI`, all are scaled down to 1 at the least; a hash
-        of the job's name decides how its fraction is rounded. A job that rests in a run of all
-        jobs gets none.
+            2 for differential, 1 for exactness, 1/2 for any other law
+            1/2 for a wrapper, whose kernels belong to another op
+            2 for an op with one mode, if the law draws its own cases: elsewhere modes share them
+            7/12 for bfloat16 and for float16, which show nearly the same bugs
+
+        A wrapper runs the same lines in every mode: a law tries one of them in full, and the share
+        of the others is 1/6. Once the catalogue outgrows `EXAMPLES_OF_CI`, shares are scaled down,
+        to 1 at the least; a hash of the job's name decides how a fraction is rounded. A job that
+        rests in a run of all jobs gets none.
         """
         if times <= 1 and self._rests:
             return 0
@@ -84,11 +84,11 @@ class Job:
         examples = -(-examples // 2)
         if not self._in_full:
             return max(2, examples // 6)
-        halves = (self.law not in _OF_NUMBERS) + (not self._has_kernels)
-        times = 2 if self.law == "differential" else 1
-        times *= 2 if self.draws_for_itself and len(OPS[self.op].modes) == 1 else 1
-        share = -(-times * examples >> halves)
-        return -(-share * 7 // 12) if self.dtype in _OF_16_BITS else share
+        halves = (self.law not in _ORACLE_LAWS) + (not self._has_kernels)
+        one_mode = len(OPS[self.op].modes) == 1
+        doublings = (self.law == "differential") + (self.draws_for_itself and one_mode)
+        share = -(-(examples << doublings) >> halves)
+        return -(-share * 7 // 12) if self.dtype in _16_BITS else share
 
     @property
     def _has_kernels(self) -> bool:
@@ -99,27 +99,27 @@ class Job:
     def _in_full(self) -> bool:
         """Whether the law tries this mode in full: of a wrapper it tries one."""
         modes = OPS[self.op].modes_or_reference
-        return self._has_kernels or self._place == self._shift % len(modes)
+        return self._has_kernels or self._mode_index == self._rotation % len(modes)
 
     @property
     def _rests(self) -> bool:
         """Whether a run of all jobs leaves this one out: a law that compares an implementation
         with itself is tried in one dtype for each mode of an op, in others for its other modes.
         """
-        if self.law in _OF_NUMBERS:
+        if self.law in _ORACLE_LAWS:
             return False
         dtypes = OPS[self.op].dtypes
-        return self.dtype != dtypes[(self._place + self._shift) % len(dtypes)]
+        return self.dtype != dtypes[(self._mode_index + self._rotation) % len(dtypes)]
 
     @property
-    def _place(self) -> int:
-        """The mode's place among those of its op."""
+    def _mode_index(self) -> int:
+        """The position of the mode among those of its op."""
         modes = [mode.name for mode in OPS[self.op].modes_or_reference]
         return modes.index(self.mode) if self.mode in modes else 0
 
     @property
-    def _shift(self) -> int:
-        """How many modes or dtypes further a job begins: laws and ops try different ones."""
+    def _rotation(self) -> int:
+        """The offset into modes or dtypes, by which laws and ops try different ones."""
         return list(LAWS).index(self.law) + list(OPS).index(self.op)
 
     @property
@@ -140,7 +140,7 @@ def times(jobs: Iterable[Job], examples: int) -> float:
 def examples(job: Job, target: Target, most: int, times: float = 1.0) -> int:
     """How many examples a job of a target gets of a profile that has `most` for each.
 
-    Nobody knows which kernels of another's are the same, so all of its jobs get as many.
+    The jobs of any other target get equally many: which of its modes share kernels is not known.
     """
     return job.share(most, times) if target.name == "ours" else most
 
@@ -252,6 +252,7 @@ def judge(law: str, case: Case, subject: Subject) -> float | None:
 
 
 def raised(law: str, case: Case, subject: Subject, error: BaseException) -> Violation:
+    """The violation of a law about a case in which a target raised an unexpected error."""
     error = plain(error)
     text = error_report(subject.repro(law, case), error, own_frames(error))
     return Violation(law, case, text, error).of_its_own_type()
@@ -315,7 +316,7 @@ def drawn(job: Job, op: Op, target: Target) -> SearchStrategy[list[Case]]:
     extents, most, tiny = (EXTENTS, 4, 4) if job.draws_for_itself else (FEW_TOKENS, 2, 0)
     mode = op.mode(job.mode)
     found = bundles(op, mode, job.dtype, target, extents=extents, most=most, tiny=tiny)
-    return found if job.law == _OF_CONTEXTS else found.map(_not_compiled)
+    return found if job.law == "context_invariance" else found.map(_not_compiled)
 
 
 def _not_compiled(bundle: list[Case]) -> list[Case]:
