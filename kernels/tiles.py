@@ -838,8 +838,8 @@ def count_states(sequences: int, heads: int, value_dim: int, cu_seqlens: Tensor 
 
 
 # The compute capability that the simulator and the interpreter are tiled for, times ten. Nothing
-# limits a tile there, so that Hopper's are tested without one; `properties.device.claiming` has
-# another in its place.
+# limits a tile there, so tests without a GPU run Hopper's; `properties.device.as_architecture`
+# puts another number here.
 SIMULATED = 90
 
 

@@ -163,7 +163,7 @@ def describe(name: str) -> str:
 
 
 @contextmanager
-def claiming(architecture: str | None, device: torch.device) -> Iterator[None]:
+def as_architecture(architecture: str | None, device: torch.device) -> Iterator[None]:
     """Make kernels choose tiles as on another architecture, for tensors in the CPU's memory: ours
     by their table, others by the shared memory that the simulator reports.
 

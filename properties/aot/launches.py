@@ -15,7 +15,7 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from properties.architectures import Architecture
-from properties.device import claiming
+from properties.device import as_architecture
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ def record(run: Callable[[], object], architecture: Architecture) -> list[Launch
     driver.set_active(_Absent(architecture.gpu))
     with (
         patch.object(knobs.runtime, "jit_cache_hook", keep),
-        claiming(architecture.name, torch.device("cpu")),
+        as_architecture(architecture.name, torch.device("cpu")),
     ):
         run()
     return list(found.values())

@@ -53,7 +53,7 @@ def outputs_and_gradients(
     if context == "checkpointed" and not inputs.options.get("inplace"):
         function = checkpointed(function)
     around = CONTEXTS[context](_device_type(inputs))
-    with around, telling(op, {**given, **extra}), _expecting_memory_of(given):
+    with around, noting_call(op, {**given, **extra}), _expecting_memory_of(given):
         named = _named(op, function(**given, **extra), given)
         _expect_memory(named)
     if earlier is not None:
@@ -62,7 +62,7 @@ def outputs_and_gradients(
         return {name: y.detach() for name, y in named.items()}
     leaves = {name: tensors[name] for name in names}
     read = {**given, **{f"the gradient of {name}": dy for name, dy in cotangents.items()}}
-    with telling(op, {**given, **extra}, "backwards through "), _expecting_memory_of(read):
+    with noting_call(op, {**given, **extra}, "backwards through "), _expecting_memory_of(read):
         gradients = _gradients(named, leaves, cotangents, twice=context == "backward_twice")
         _expect_memory(gradients)
     return {name: y.detach() for name, y in named.items()} | gradients
@@ -96,7 +96,7 @@ def _gradients(named: Results, leaves: Results, cotangents: Results, *, twice: b
 
 
 @contextmanager
-def telling(op: Op, given: Mapping[str, Any], way: str = "") -> Iterator[None]:
+def noting_call(op: Op, given: Mapping[str, Any], way: str = "") -> Iterator[None]:
     """Add the arguments of the call to an error, since a law may change those of its case.
 
     For nested calls the note describes the innermost.

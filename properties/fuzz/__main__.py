@@ -29,7 +29,7 @@ from properties.fuzz.bucket import Bucket
 from properties.fuzz.clock import pause
 from properties.fuzz.corpus import Corpus
 from properties.fuzz.display import Display
-from properties.fuzz.ending import Output, leave, signals, standing
+from properties.fuzz.ending import Output, leave, signals, tolerating_a_removed_folder
 from properties.fuzz.fork_server import end_strays
 from properties.fuzz.lanes import Lanes
 from properties.fuzz.log import Log
@@ -44,7 +44,7 @@ from properties.targets import NAMES
 _LOOK, _COPY, _LINE = 0.2, 10.0, 60.0
 
 
-@standing()
+@tolerating_a_removed_folder()
 def main(arguments: Sequence[str] | None = None) -> int:
     parse = parser(__doc__)
     try:

@@ -59,7 +59,7 @@ class Output:
 
 
 @contextmanager
-def standing() -> Iterator[None]:
+def tolerating_a_removed_folder() -> Iterator[None]:
     """Let `os.getcwd` return /proc, in which nobody can write, once the current folder is removed.
 
     Hypothesis asks for the folder, and each new process does, though neither needs it.

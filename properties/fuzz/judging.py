@@ -27,7 +27,7 @@ from properties.cases.case import Case
 from properties.cases.sequences import dims_of
 from properties.fuzz.answer import Answer, Broken, Failure, Origin
 from properties.fuzz.clock import Clock
-from properties.fuzz.ending import standing
+from properties.fuzz.ending import tolerating_a_removed_folder
 from properties.laws import Subject, Violation
 from properties.laws.fingerprint import is_own, short
 from properties.simulator.compilation import Program
@@ -86,7 +86,7 @@ def _answering(function: Callable[P, T]) -> Callable[P, T]:
     def answer(*args: P.args, **kwargs: P.kwargs) -> T:
         asked = os.getpid()
         try:
-            with standing():
+            with tolerating_a_removed_folder():
                 return function(*args, **kwargs)
         except Unloaded:
             raise

@@ -15,7 +15,7 @@ from properties.cases.inputs import Inputs, Results
 from properties.cases.layouts import OVERLAPPING
 from properties.cases.tensors import build, build_cotangents
 from properties.catalogue.op import Function, Op
-from properties.device import claiming, configured
+from properties.device import as_architecture, configured
 from properties.laws.fingerprint import Fingerprint, fingerprint
 from properties.targets import Target
 from properties.targets.ledger import Fault, Ledger
@@ -61,7 +61,7 @@ class Subject:
             options = {**case.options, "structure": earlier["structure"]}
             rules = structures.build(replace(case, options=options), self.device)
             earlier = {**earlier, "structure": rules}
-        with self.claiming(case):
+        with self.set_up_for(case):
             return outputs_and_gradients(
                 op,
                 self.function(op),
@@ -74,11 +74,11 @@ class Subject:
             )
 
     @contextmanager
-    def claiming(self, case: Case) -> Iterator[None]:
+    def set_up_for(self, case: Case) -> Iterator[None]:
         """Report the case's architecture to the kernels inside this context, and run the case's
         config of those that are autotuned.
         """
-        with claiming(case.architecture, self.device), configured(case.tile):
+        with as_architecture(case.architecture, self.device), configured(case.tile):
             yield
 
     def report(self, violation: "Violation") -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from properties.cases.calls import outputs_and_gradients, telling
+from properties.cases.calls import noting_call, outputs_and_gradients
 from properties.cases.case import Case
 from properties.cases.inputs import Inputs, Results
 from properties.catalogue.op import Op
@@ -46,7 +46,7 @@ def _in_parts(run: Run, inputs: Inputs, cotangents: Results) -> float:
         o, lse = reduce(lambda one, other: merge.weighted(*one, *other), _parts(run, shared, given))
         return o.to(dtype), lse.float()
 
-    with run.subject.claiming(run.case):
+    with run.subject.set_up_for(run.case):
         got = outputs_and_gradients(op, in_parts, shared.leaves(inputs), cotangents)
     got, left_out = shared.rounded(got), shared.infinite
     return compare_with_oracle(run, inputs, cotangents, got, left_out)
@@ -86,7 +86,7 @@ def _attention(
         # A size of 1 stands for all.
         x = given[name] if given[name].shape[2] == 1 else given[name][:, :, queries]
         given[name] = x if x.shape[3] == 1 else x[..., keys]
-    with telling(run.op, given):
+    with noting_call(run.op, given):
         returned = function(**given, mode=run.case.called_mode, tile=run.case.tile)
     results = run.op.named(returned)
     return results["o"].double(), results["lse"].double()
@@ -156,7 +156,7 @@ def _in_halves(run: Run, inputs: Inputs, cotangents: Results) -> float:
             given |= {"o_a": results["o"], "lse_a": results["lse"]}
         return results["o"], results["lse"]
 
-    with run.subject.claiming(case):
+    with run.subject.set_up_for(case):
         got = outputs_and_gradients(op, in_halves, inputs, cotangents)
     return compare_with_oracle(run, inputs, cotangents, got)
 

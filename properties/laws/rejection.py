@@ -66,7 +66,7 @@ def _expect_refusal(
     written = _written(op, given)
     before = None if written is None else written.grad_fn
     within = CONTEXTS[context](subject.device.type)
-    with recorded_launches() as launched, subject.claiming(case), within:
+    with recorded_launches() as launched, subject.set_up_for(case), within:
         try:
             function(**given)
         except (ValueError, TypeError) as error:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from properties.cases import structures
-from properties.cases.calls import outputs_and_gradients, telling
+from properties.cases.calls import noting_call, outputs_and_gradients
 from properties.cases.case import Case
 from properties.cases.inputs import Results
 from properties.cases.sequences import dims_of, join, own_dims, separate, spans
@@ -43,7 +43,7 @@ def check(run: Run) -> float:
     def form_in_two_calls(form: Function) -> Function:
         return lambda **given: _in_two_calls(op, case, cuts, form, given)
 
-    with run.subject.claiming(case):
+    with run.subject.set_up_for(case):
         got = outputs_and_gradients(op, in_two_calls, shared.leaves(inputs), cotangents)
     got, left_out = shared.rounded(got), shared.infinite
     return compare_with_oracle(run, inputs, cotangents, got, left_out, form_in_two_calls)
@@ -74,7 +74,7 @@ def _in_two_calls(
         arguments = _arguments(op, case, part, half, given, [0] * len(cuts) if early else cuts)
         if op.continues_by == "initial_state" and results:
             arguments["initial_state"] = torch.cat([one["final_state"] for one in results[0]])
-        with telling(op, {**arguments, **extra}):
+        with noting_call(op, {**arguments, **extra}):
             returned = function(**arguments, **extra)
         lengths = tuple(_length(op, piece, "T") for piece in half)
         results.append(separate(op, replace(case, lengths=lengths), op.named(returned)))

@@ -54,7 +54,7 @@ def _expect_state(run: Run, inputs: Inputs) -> None:
 def _called(run: Run, inputs: Inputs, **instead: Tensor) -> Any:
     """Call the function of the target with some inputs replaced, and return its results."""
     op, case = run.op, run.case
-    with run.subject.claiming(case):
+    with run.subject.set_up_for(case):
         given = inputs.given({**inputs.tensors, **instead})
         return run.subject.function(op)(**given, mode=case.called_mode, tile=case.tile)
 

@@ -32,7 +32,7 @@ from properties.mutants.survey import (
     files_of_tests,
     of_job,
     of_tests,
-    standing,
+    passing_checks,
 )
 from properties.planting.closure import KERNELS, closure, digest
 from properties.planting.fork_pool import ForkPool, TrialDied
@@ -240,7 +240,7 @@ class Suite:
         ops = {p.case.op for p in pinned if isinstance(p, LawAbout)}
         code = [self._code([j for j in self.jobs if j.op in ops]), *map(str, pinned)]
         code += [digest(_module(group))] if not ops else []
-        return self._survey(f"killers.{group}", _digest(code), standing, pinned, self.setup)
+        return self._survey(f"killers.{group}", _digest(code), passing_checks, pinned, self.setup)
 
     def code(self, mutant: Mutant) -> str:
         """A digest of everything that may notice a mutant."""

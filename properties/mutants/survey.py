@@ -187,7 +187,7 @@ class _Recorder:
         return True
 
 
-def standing(pinned: Sequence[Pinned], setup: Setup) -> list[Check]:
+def passing_checks(pinned: Sequence[Pinned], setup: Setup) -> list[Check]:
     """The checks that pass without a mutant, and their times."""
     _import_anew()
     checks = []

@@ -20,7 +20,7 @@ from properties.cases.case import Case
 from properties.cases.tensors import build
 from properties.catalogue import OPS
 from properties.catalogue.kinds import carries_states
-from properties.device import claiming
+from properties.device import as_architecture
 from properties.laws import Subject
 from properties.targets import ours
 from properties.targets.ours import MODES_WITH_KERNELS
@@ -103,7 +103,7 @@ def test_a_claim_ends_with_its_block_and_is_not_made_of_a_gpu() -> None:
     seen = []
 
     def fail_there() -> None:
-        with claiming("sm_80", here), claiming(None, here):
+        with as_architecture("sm_80", here), as_architecture(None, here):
             seen.append(tiles.architecture(here))
             raise KeyError
 
@@ -111,7 +111,10 @@ def test_a_claim_ends_with_its_block_and_is_not_made_of_a_gpu() -> None:
         fail_there()
     assert [*seen, tiles.architecture(here)] == [80, 90]
     for name, where in (("sm_80", "cuda"), ("sm_1", "cpu")):
-        with pytest.raises(ValueError, match="architecture"), claiming(name, torch.device(where)):
+        with (
+            pytest.raises(ValueError, match="architecture"),
+            as_architecture(name, torch.device(where)),
+        ):
             pass
 
 
