@@ -21,8 +21,8 @@ def place_in_heads(first, sequence, head, heads, tokens, PACKED: tl.constexpr):
 def base2_logits(products, query_gate, key_gate, base, GATED: tl.constexpr):
     """Base-2 logits less `base`, of gates as gates.py stores them.
 
-    The difference of two leading parts is rounded, and what that loses is added to that of the
-    rests: so it does not show how far down the sums have gone.
+    `lost` is the rounding error of the difference of two leading parts. It is added to the
+    difference of the rests, so the error of a logit does not grow with the cumulative gates.
     """
     if GATED:
         apart = query_gate[0] - key_gate[0]
@@ -45,10 +45,11 @@ def gates_of_chunk(gate, rest, shut_count, first, count, C: tl.constexpr, GATED:
 
 @triton.jit
 def gradient_of_gates(ds, row_sums, column_sums, place, count, C: tl.constexpr):
-    """The gradient of the gates `gs` of a chunk, but for the pairs of chunks on its two sides.
+    """The gradient of the gates `gs` of a chunk, without pairs of an earlier and a later chunk.
 
-    The gate at t gets those of pairs i >= t > j, of queries from t on, of keys before: ds are those
-    of the chunk's own pairs, and row_sums and column_sums those of its pairs with other chunks.
+    The gate at t decays each pair of a query i >= t and a key j < t, so its gradient is the sum of
+    their dS: `ds` of pairs within the chunk, `row_sums` of its queries with keys of earlier chunks,
+    and `column_sums` of its keys with queries of later ones.
     """
     rows = tl.arange(0, C)
     of_rows = tl.load(row_sums + place + rows, mask=rows < count, other=0.0)
@@ -102,8 +103,13 @@ def chunks_before(before, window, C: tl.constexpr):
 
 
 @triton.jit
-def soften(products, visible, query_gate, key_gate, row_max, weight_sum, GATED: tl.constexpr):
-    """Weights before they are divided, the factor of earlier ones, and the maximum and the sum."""
+def softmax_step(products, visible, query_gate, key_gate, row_max, weight_sum, GATED: tl.constexpr):
+    """One step of the online softmax, over a tile of keys.
+
+    Returns:
+        The weights of the tile, relative to the new maximum; the factor that rescales earlier sums;
+        the row maximum and the sum of weights so far.
+    """
     s = base2_logits(products, query_gate, key_gate, 0.0, GATED)
     new_max = tl.maximum(row_max, tl.max(tl.where(visible, s, float("-inf")), 1))
     base = finite_maximum(new_max)
@@ -114,11 +120,11 @@ def soften(products, visible, query_gate, key_gate, row_max, weight_sum, GATED: 
 
 
 @triton.jit
-def store_row_terms(terms, apart, row_max, weight_sum, of_d, inside):
-    """Write what the backward pass reads of queries: maximum, sum of weights, and δ."""
+def store_row_terms(terms, apart, row_max, weight_sum, row_delta, inside):
+    """Write the maximum, the sum of weights and δ of queries, which the backward pass reads."""
     tl.store(terms, row_max, mask=inside)
     tl.store(terms + apart, weight_sum, mask=inside)
-    tl.store(terms + 2 * apart, of_d, mask=inside)
+    tl.store(terms + 2 * apart, row_delta, mask=inside)
 
 
 @triton.jit

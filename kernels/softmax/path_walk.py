@@ -19,7 +19,7 @@ from kernels.softmax.chunked import (
     base2_logits,
     gates_of_chunk,
     place_in_heads,
-    soften,
+    softmax_step,
     store_row_terms,
 )
 
@@ -33,8 +33,8 @@ def locate_in_run(
     part, run, cu_seqlens, tokens, SPAN: tl.constexpr, RUN: tl.constexpr, ROWS: tl.constexpr,
     PACKED: tl.constexpr,
 ):  # fmt: skip
-    """What `locate_chunk` returns of ROWS queries of a run, which has as many parts in every
-    sequence."""
+    """Where part `part` of ROWS queries of a run is, as `locate_chunk` says of a chunk. A run has
+    equally many parts in every sequence."""
     parts: tl.constexpr = RUN * SPAN // ROWS
     sequence = (part // parts).to(tl.int64)
     start, length, _ = locate_sequence(sequence, cu_seqlens, tokens, SPAN, PACKED)
@@ -44,8 +44,8 @@ def locate_in_run(
 
 @triton.jit
 def place_kept(step, later, half, stride, SPAN: tl.constexpr, RUN: tl.constexpr):
-    """From X of a query of span `later` at the start of its own span to X `step` spans before it,
-    which is kept in the place of a token of that span."""
+    """The offset from X of a query at the start of its span, number `later`, to X behind step - 1
+    spans, which is kept in the place of the token `step` spans before the query."""
     moved = (step > 1).to(tl.int64)
     return moved * ((1 + later % RUN) * half - step * SPAN * stride)
 
@@ -55,7 +55,7 @@ def products_with_keys(
     X, k_rows, ahead, apart, stride, key_dim,
     DTYPE: tl.constexpr, BQ: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
-    """Products `[BQ, BN]` of X, in PARTS slices of K, with the rows `ahead` of K'."""
+    """X K'ᵀ `[BQ, BN]`: X in PARTS slices of K, and the rows `ahead` of K'."""
     products = tl.zeros((BQ, BN), tl.float32)
     for part in tl.static_range(PARTS):
         keys = part * BK + tl.arange(0, BK)
@@ -65,32 +65,33 @@ def products_with_keys(
 
 
 @triton.jit
-def _see(
-    products, visible, v, do, query_gate, key_gate, row_max, weight_sum, of_d, acc,
+def _add_keys(
+    products, visible, v, do, query_gate, key_gate, row_max, weight_sum, row_delta, acc,
     stride_v, stride_o, left, count, value_dim,
     GRADIENT: tl.constexpr, GATED: tl.constexpr, DTYPE: tl.constexpr,
     BQ: tl.constexpr, BN: tl.constexpr, PAD_V: tl.constexpr,
 ):  # fmt: skip
-    """Add a tile of keys to the sums over keys: to the outputs `acc`, or if GRADIENT to δ."""
-    p, shrink, row_max, weight_sum = soften(
+    """Take a step of the online softmax over a tile of keys. It adds to the outputs `acc`, or if
+    GRADIENT to δ."""
+    p, shrink, row_max, weight_sum = softmax_step(
         products, visible, query_gate, key_gate, row_max, weight_sum, GATED
     )
     values = tl.arange(0, PAD_V)
     v_tile = load_rows(v, tl.arange(0, BN), values, stride_v, count, value_dim)
     if GRADIENT:
         do_tile = load_rows(do, tl.arange(0, BQ), values, stride_o, left, value_dim)
-        of_d = of_d * shrink + tl.sum(p * product(do_tile, tl.trans(v_tile), DTYPE), 1)
+        row_delta = row_delta * shrink + tl.sum(p * product(do_tile, tl.trans(v_tile), DTYPE), 1)
     else:
         acc = product(p, v_tile, DTYPE, acc=acc * shrink[:, None])
-    return row_max, weight_sum, of_d, acc
+    return row_max, weight_sum, row_delta, acc
 
 
 @triton.jit
 def _load_scores(
     scores, start, inside, left, stride_s, BQ: tl.constexpr, BN: tl.constexpr
 ):  # fmt: skip
-    """Scores of queries with the keys of their own span from `start` on, which of them are of pairs
-    that see each other, and where."""
+    """Scores of queries with BN keys of their own span, from `start` on; which keys each query
+    sees; and the offsets of the scores."""
     rows, ahead = tl.arange(0, BQ), tl.arange(0, BN)
     visible = start + ahead[None, :] <= inside + rows[:, None]
     at = rows[:, None] * stride_s + start + ahead[None, :]
@@ -100,15 +101,15 @@ def _load_scores(
 
 @triton.jit
 def _store_own_pairs(
-    scores, dscores, v, do, gate, rest, shut_count, query_gate, row_max, inverse, of_d,
+    scores, dscores, v, do, gate, rest, shut_count, query_gate, row_max, inverse, row_delta,
     place, inside, left, stride_s, stride_v, stride_o, value_dim,
     GATED: tl.constexpr, DTYPE: tl.constexpr,
     BQ: tl.constexpr, BN: tl.constexpr, C: tl.constexpr, PAD_V: tl.constexpr,
 ):  # fmt: skip
-    """Write weights over the scores of the span of the queries, and their dS."""
+    """Of pairs within one span, write the weights over the scores, and dS."""
     rows, values = tl.arange(0, BQ), tl.arange(0, PAD_V)
     exists = (rows < left)[:, None]
-    # Whole blocks.
+    # Up to the end of a block of C keys: the backward pass reads whole blocks.
     for start in tl.range(0, tl.cdiv(inside + BQ, C) * C, BN):
         count = inside + left - start
         s, visible, at = _load_scores(scores, start, inside, left, stride_s, BQ, BN)
@@ -120,10 +121,10 @@ def _store_own_pairs(
         v_tile = load_rows(v_rows, tl.arange(0, BN), values, stride_v, count, value_dim)
         do_tile = load_rows(do, rows, values, stride_o, left, value_dim)
         dp = product(do_tile, tl.trans(v_tile), DTYPE)
-        # The gates of rows that do not exist are 0, and others may be far below.
+        # Rows past the end have gates of 0, far above the keys', so their weights may be infinite.
         p = tl.where(visible & exists, p * inverse[:, None], 0.0)
         tl.store(scores + at, p, mask=exists)
-        tl.store(dscores + at, p * (dp - of_d[:, None]), mask=exists)
+        tl.store(dscores + at, p * (dp - row_delta[:, None]), mask=exists)
 
 
 @triton.jit
@@ -131,10 +132,10 @@ def _pass_span(
     x_from, x_to, m, apart_x, apart_m, stride, left, key_dim,
     DTYPE: tl.constexpr, BQ: tl.constexpr, SLICE: tl.constexpr,
 ):  # fmt: skip
-    """Write X behind a span, X M, in narrow tiles, which are beside the outputs in registers."""
+    """Write X M, X behind a span, in narrow tiles: the outputs are in registers, too."""
     rows = tl.arange(0, BQ)
-    for left_of in tl.range(0, key_dim, SLICE):
-        columns = left_of + tl.arange(0, SLICE)
+    for first in tl.range(0, key_dim, SLICE):
+        columns = first + tl.arange(0, SLICE)
         passed = tl.zeros((BQ, SLICE), tl.float32)
         for start in tl.range(0, key_dim, SLICE):
             along = start + tl.arange(0, SLICE)
@@ -153,12 +154,14 @@ def attend(
     BQ: tl.constexpr, BN: tl.constexpr, SPAN: tl.constexpr, RUN: tl.constexpr, C: tl.constexpr,
     BK: tl.constexpr, PARTS: tl.constexpr, SLICE: tl.constexpr, PAD_V: tl.constexpr,
 ):  # fmt: skip
-    """o [B, T, H, V] of BQ queries of a head. x [2, B, T, H, K] holds X at the start of the span,
-    and X behind a span is written to its other half and back.
+    """o [B, T, H, V] of BQ queries of a head.
 
-    If GRADIENT, of the queries of a run: the weights of pairs of one span, over their scores, and
-    their dS, dscores [B, T, H, S], and terms [3, B, H, T]: maximum, sum of weights and δ. X behind
-    a span is kept in x [1 + RUN, B, T, H, K].
+    x [2, B, T, H, K] holds X at the start of the span of the queries in its first half. The program
+    walks back span by span, and writes X behind each span to the half that it does not read.
+
+    If GRADIENT, the program does not write o but, for the queries of a run, the terms [3, B, H, T]:
+    maximum, sum of weights and δ; and of pairs within one span the weights, over their scores, and
+    dscores [B, T, H, S], their dS. It keeps X behind every span, in x [1 + RUN, B, T, H, K].
     """
     head = tl.program_id(0) % heads
     place_of_program = tl.program_id(0) // heads
@@ -184,7 +187,7 @@ def attend(
     stride_o = heads * value_dim
     stride_s = tl.cast(heads, tl.int64) * SPAN
     inside = before % SPAN
-    # Of the span that the queries are in.
+    # The first row of the span of the queries.
     row = first - inside
     k += (row * kv_heads + head // group) * key_dim
     v += (row * kv_heads + head // group) * value_dim
@@ -197,17 +200,18 @@ def attend(
     query_gate = as_rows(gates_of_chunk(gate, rest, shut_count, place, left, BQ, GATED), GATED)
     row_max = tl.full((BQ,), float("-inf"), tl.float32)
     weight_sum = tl.zeros((BQ,), tl.float32)
-    of_d = tl.zeros((BQ,), tl.float32)
-    # The outputs; the backward pass has none.
+    row_delta = tl.zeros((BQ,), tl.float32)
+    # The outputs; with GRADIENT there are none.
     acc = tl.zeros((BQ, 1 if GRADIENT else PAD_V), tl.float32)
     for start in tl.range(0, inside + BQ, BN):
         count = inside + left - start
         s, visible, _ = _load_scores(scores, start, inside, left, stride_s, BQ, BN)
         key_gate = gates_of_chunk(gate, rest, shut_count, place - inside + start, count, BN, GATED)
         key_gate = as_columns(key_gate, GATED)
-        row_max, weight_sum, of_d, acc = _see(
-            s, visible, v + start * stride_v, do, query_gate, key_gate, row_max, weight_sum, of_d,
-            acc, stride_v, stride_o, left, count, value_dim, GRADIENT, GATED, DTYPE, BQ, BN, PAD_V,
+        row_max, weight_sum, row_delta, acc = _add_keys(
+            s, visible, v + start * stride_v, do, query_gate, key_gate,
+            row_max, weight_sum, row_delta, acc, stride_v, stride_o, left, count, value_dim,
+            GRADIENT, GATED, DTYPE, BQ, BN, PAD_V,
         )  # fmt: skip
     half = elements(sequences, tokens, stride, PACKED)
     apart_x = 2 * half
@@ -244,9 +248,9 @@ def attend(
             )
             key_gate = gates_of_chunk(gate, rest, shut_count, key_place + start, BN, BN, GATED)
             key_gate = as_columns(key_gate, GATED)
-            row_max, weight_sum, of_d, acc = _see(
+            row_max, weight_sum, row_delta, acc = _add_keys(
                 products, rows[:, None] >= 0, v + start * stride_v, do, query_gate, key_gate,
-                row_max, weight_sum, of_d, acc, stride_v, stride_o, left, BN, value_dim,
+                row_max, weight_sum, row_delta, acc, stride_v, stride_o, left, BN, value_dim,
                 GRADIENT, GATED, DTYPE, BQ, BN, PAD_V,
             )  # fmt: skip
         if step < earlier:
@@ -258,11 +262,11 @@ def attend(
     if not GRADIENT:
         store_rows(o, acc * inverse[:, None], rows, values, stride_o, left, value_dim)
     else:
-        of_d *= inverse
+        row_delta *= inverse
         apart = elements(sequences, tokens, heads, PACKED)
-        store_row_terms(terms + place + rows, apart, row_max, weight_sum, of_d, rows < left)
+        store_row_terms(terms + place + rows, apart, row_max, weight_sum, row_delta, rows < left)
         _store_own_pairs(
-            scores, dscores, own_v, do, gate, rest, shut_count, query_gate, row_max, inverse, of_d,
-            place, inside, left, stride_s, stride_v, stride_o, value_dim,
-            GATED, DTYPE, BQ, BN, C, PAD_V,
+            scores, dscores, own_v, do, gate, rest, shut_count, query_gate,
+            row_max, inverse, row_delta, place, inside, left, stride_s, stride_v, stride_o,
+            value_dim, GATED, DTYPE, BQ, BN, C, PAD_V,
         )  # fmt: skip

@@ -113,7 +113,7 @@ def walk_back(
     pairs = earlier % RUN * count * SPAN + (first * heads + head) * SPAN
     weights += pairs
     dscores += pairs
-    row_max, inverse, of_d = load_row_terms(terms + place + rows, count, exists)
+    row_max, inverse, row_delta = load_row_terms(terms + place + rows, count, exists)
     query_gate = as_rows(gates_of_chunk(gate, rest, shut_count, place, left, BQ, GATED), GATED)
     do_tile = load_rows(do, rows, values, stride_o, left, value_dim)
     row_sum = tl.zeros((BQ,), tl.float32)
@@ -150,7 +150,7 @@ def walk_back(
             dp = product(do_tile, tl.trans(v_tile), DTYPE)
             # The gates of rows that do not exist are 0, and others may be far below.
             p = tl.where(exists[:, None], tl.exp2(s) * inverse[:, None], 0.0)
-            ds = p * (dp - of_d[:, None])
+            ds = p * (dp - row_delta[:, None])
             here = start - back * stride_s
             store_rows(weights + here, p, rows, ahead, stride_s, left, BN)
             store_rows(dscores + here, ds, rows, ahead, stride_s, left, BN)

@@ -72,7 +72,7 @@ from kernels.softmax.chunked import (
     gradient_of_gates,
     load_row_terms,
     place_in_heads,
-    soften,
+    softmax_step,
     store_row_terms,
     sum_between,
     within_window,
@@ -100,7 +100,7 @@ def _rows_and_ones(
 
 @triton.jit
 def _passing(X, passed, key_dim, BK: tl.constexpr, PARTS: tl.constexpr):
-    """Rows X times what another chunk lets through."""
+    """Rows X, decayed through one more chunk: `passed` is the decay of each channel over it."""
     more = ()
     for part in tl.static_range(PARTS):
         keys = part * BK + tl.arange(0, BK)
@@ -176,15 +176,15 @@ def _by_query(
     own = load_rows(scores + cell * C * C, rows, rows, C, C, C)
 
     row_max, weight_sum = start_softmax(sink, head, C, SINK)
-    p, _, row_max, weight_sum = soften(
+    p, _, row_max, weight_sum = softmax_step(
         own, visible, query_gate, own_gate, row_max, weight_sum, GATED
     )
-    of_d = tl.zeros((C,), tl.float32)
+    row_delta = tl.zeros((C,), tl.float32)
     # The outputs; the backward pass has none.
     acc = tl.zeros((C, 1 if GRADIENT else PAD_V), tl.float32)
     if GRADIENT:
         dp = dot_rows(do, v, stride_o, stride_v, left, left, value_dim, DTYPE, C, BV, WHOLE=WHOLE)
-        of_d = tl.sum(p * dp, 1)
+        row_delta = tl.sum(p * dp, 1)
     else:
         acc = product(p, load_rows(v, rows, values, stride_v, left, value_dim), DTYPE)
     X, _ = _rows_and_ones(q, apart, stride_k, left, key_dim, C, BK, PARTS)
@@ -193,7 +193,7 @@ def _by_query(
         Y = _slices(k - back * stride_k, apart, stride_k, C, key_dim, C, BK, PARTS)
         products = _products(X, Y, DTYPE, C, PARTS)
         key_gate = gates_of_chunk(gate, rest, shut_count, place - back, C, C, GATED)
-        p, shrink, row_max, weight_sum = soften(
+        p, shrink, row_max, weight_sum = softmax_step(
             products,
             within_window(step * C, window, C),
             query_gate,
@@ -207,7 +207,7 @@ def _by_query(
             dp = dot_rows(
                 do, v_rows, stride_o, stride_v, left, C, value_dim, DTYPE, C, BV, WHOLE=WHOLE
             )
-            of_d = of_d * shrink + tl.sum(p * dp, 1)
+            row_delta = row_delta * shrink + tl.sum(p * dp, 1)
         else:
             v_tile = load_rows(v_rows, rows, values, stride_v, C, value_dim)
             acc = product(p, v_tile, DTYPE, acc=acc * shrink[:, None])
@@ -216,14 +216,14 @@ def _by_query(
     # Every query sees its own key.
     inverse = 1.0 / weight_sum
     if GRADIENT:
-        of_d *= inverse
+        row_delta *= inverse
         count = elements(sequences, tokens, heads, PACKED)
-        store_row_terms(terms + place + rows, count, row_max, weight_sum, of_d, rows < left)
+        store_row_terms(terms + place + rows, count, row_max, weight_sum, row_delta, rows < left)
         dp = dot_rows(do, v, stride_o, stride_v, left, left, value_dim, DTYPE, C, BV, WHOLE=WHOLE)
         s = base2_logits(own, query_gate, own_gate, row_max[:, None], GATED)
         p = tl.where(visible & (rows < left)[:, None], tl.exp2(s) * inverse[:, None], 0.0)
         store_rows(scores + cell * C * C, p, rows, rows, C, C, C)
-        store_rows(dscores + cell * C * C, p * (dp - of_d[:, None]), rows, rows, C, C, C)
+        store_rows(dscores + cell * C * C, p * (dp - row_delta[:, None]), rows, rows, C, C, C)
     else:
         out += (first * heads + head) * value_dim
         store_rows(out, acc * inverse[:, None], rows, values, stride_o, left, value_dim)
@@ -265,7 +265,7 @@ def _queries_backward(
     inside = rows < left
 
     query_gate = as_rows(gates_of_chunk(gate, rest, shut_count, place, left, C, GATED), GATED)
-    row_max, inverse, of_d = load_row_terms(
+    row_max, inverse, row_delta = load_row_terms(
         terms + place + rows, elements(sequences, tokens, heads, PACKED), inside
     )
     dq_acc = ()
@@ -285,7 +285,7 @@ def _queries_backward(
             do, v - back * stride_v, stride_o, stride_v, left, C, value_dim, DTYPE, C, BV,
             WHOLE=WHOLE,
         )  # fmt: skip
-        ds = tl.exp2(s) * inverse[:, None] * (dp - of_d[:, None])
+        ds = tl.exp2(s) * inverse[:, None] * (dp - row_delta[:, None])
         ds = tl.where(within_window(step * C, window, C) & inside[:, None], ds, 0.0)
         more = ()
         for part in tl.static_range(PARTS):
@@ -360,7 +360,7 @@ def _by_key(
         count_q = left - step * C
         inside = rows < count_q
         query_gate = gates_of_chunk(gate, rest, shut_count, place + on, count_q, C, GATED)
-        row_max, inverse, of_d = load_row_terms(terms + place + on + rows, count, inside)
+        row_max, inverse, row_delta = load_row_terms(terms + place + on + rows, count, inside)
         q_rows = q + on * stride_k
         do_rows = do + on * stride_o
         Y = _slices(q_rows, apart, stride_k, count_q, key_dim, C, BK, PARTS)
@@ -373,7 +373,7 @@ def _by_key(
         dp = dot_rows(
             do_rows, v, stride_o, stride_v, count_q, C, value_dim, DTYPE, C, BV, WHOLE=WHOLE
         )
-        ds = tl.where(visible, p * (dp - of_d[:, None]), 0.0)
+        ds = tl.where(visible, p * (dp - row_delta[:, None]), 0.0)
         more = ()
         for part in tl.static_range(PARTS):
             keys = part * BK + tl.arange(0, BK)
