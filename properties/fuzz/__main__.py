@@ -214,7 +214,7 @@ def fuzz(
         console.print(display)
     _say(console, display.summary(), *display.closing())
     lanes.check()
-    code = 1 if log.buckets or log.errors else 0
+    code = 1 if log.failed else 0
     if night.abandoned:
         for worker in night.workers:
             worker.close()

@@ -81,6 +81,7 @@ class Answer:
             killed by someone else, or hanging.
         by_machine: the machine is at fault, however often it fails so: somebody ended its process,
             or the disk is full.
+        judged: whether the machine let it be judged at the first attempt.
         spent: the process must be replaced.
         lines: source lines of the kernels that the case launched; none but on the simulator.
         functions: first lines of the target's Python functions that it ran; noted once for each
@@ -92,6 +93,7 @@ class Answer:
     excused: tuple[str, ...] = ()
     doubtful: str = ""
     by_machine: bool = False
+    judged: bool = True
     spent: bool = False
     lines: frozenset[str] = frozenset()
     functions: frozenset[str] = frozenset()

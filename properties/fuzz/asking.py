@@ -10,7 +10,7 @@ from properties.fuzz.answer import HANGS, Answer, Broken, Failure, Judge, Lost
 from properties.fuzz.bucket import Bucket
 from properties.fuzz.clock import Clock
 from properties.fuzz.night import Night
-from properties.fuzz.worker import Worker
+from properties.fuzz.worker import Worker, is_sent
 
 _AGAIN = 3
 # The second engine for each device.
@@ -22,12 +22,14 @@ class Asker:
 
     Attributes:
         idle: since when no process works for it, as while a case is drawn; None while one does.
+        single: failures that did not repeat and are bugs nevertheless.
     """
 
     def __init__(self, night: Night, worker: Judge) -> None:
         self.night, self.worker, self.log = night, worker, night.log
         self.idle: Clock | None = None
         self.second_runs: dict[str, _SecondRun] = {}
+        self.single: list[Failure] = []
 
     def ask(self, law: str, case: Case) -> Answer:
         self.idle = None
@@ -44,12 +46,14 @@ class Asker:
 
         Repeats use fresh processes with time to compile. A known bug needs no repeat. A case that
         hangs also starts on the second engine at once: after the repeat it would take as long
-        again.
+        again. One case of a kernel that hangs or crashes and passes when repeated may be the
+        machine's fault; with the second one the kernel is flaky, or earlier cases change its
+        process.
         """
         doubts: dict[str, Failure | None] = {}
         answer = self.ask(law, case)
         while answer.doubtful and answer.doubtful not in doubts and not self._knows(answer.failure):
-            doubts[answer.doubtful] = answer.failure
+            doubts[answer.doubtful] = None if answer.by_machine else answer.failure
             if answer.doubtful == HANGS:
                 self._begin_second(law, case)
             answer = self.ask(law, case)
@@ -66,8 +70,23 @@ class Asker:
             doubts[answer.doubtful] = None
             answer = Answer()
         with self.night.lock:
+            if doubts and answer.failure is None:
+                answer = self._flaky(doubts) or replace(answer, judged=False)
             self.log.unrepeated.update(doubts.keys())
         return answer
+
+    def _flaky(self, doubts: dict[str, Failure | None]) -> Answer | None:
+        """Take a failure out of doubts if such a case of its kernel was met before."""
+        for how, failure in [*doubts.items()]:
+            if failure is None or not failure.fatal or is_sent(how):
+                continue
+            kernel = (failure.case.op, failure.case.mode, how)
+            self.night.met_once[kernel] += 1
+            if self.night.met_once[kernel] > 1:
+                del doubts[how]
+                self.single.append(failure)
+                return Answer(failure=failure)
+        return None
 
     def _knows(self, failure: Failure | None) -> bool:
         with self.night.lock:
@@ -77,7 +96,12 @@ class Asker:
         """The engines on which a bug repeats."""
         law, case = bucket.first.law, bucket.first.case
         second = self._begin_second(law, case)
-        if bucket.first.fatal:
+        if bucket.first in self.single:
+            first = "  again     not in a fresh process, so it is flaky, or an earlier case"
+            first += " changed its process"
+            with self.night.lock:
+                bucket.steady, bucket.needs = False, ()
+        elif bucket.first.fatal:
             first = "  again     in a fresh process as well"
         else:
             self.worker.restart()

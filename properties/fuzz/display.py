@@ -23,9 +23,10 @@ class Display:
 
     def summary(self) -> str:
         elapsed, bugs = self.night.elapsed, self.log.bug_count
-        examples = self.log.total.examples
+        examples = self.log.total.judged
+        none = "no bugs" if examples else "nothing judged"
         return (
-            f"{counted(bugs, 'bug') if bugs else 'no bugs'} in {counted(examples, 'example')}, "
+            f"{counted(bugs, 'bug') if bugs else none} in {counted(examples, 'example')}, "
             f"{duration(elapsed)}, {examples / max(elapsed, 1e-9):.1f} examples/s"
         )
 
@@ -54,6 +55,8 @@ class Display:
         ):
             if counts:
                 yield f"{title}: {', '.join(f'{n} {count}' for n, count in counts.most_common())}"
+        if self.log.unknown:
+            yield f"not tested, as the machine may be at fault: {', '.join(self.log.unknown)}"
         untried = sum(not tally.examples for tally in self.log.tallies.values())
         if untried:
             jobs = counted(len(self.log.tallies), "job")

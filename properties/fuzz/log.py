@@ -40,6 +40,8 @@ class Tally:
         failed: cases that broke a law in any way.
         lost: seconds of cases that hung or ended their process.
         broken: the suite itself failed, or the target's adapter.
+        unjudged: examples that passed only when repeated, or not at all, as the machine may be at
+            fault.
     """
 
     examples: int = 0
@@ -48,6 +50,11 @@ class Tally:
     failed: int = 0
     lost: float = 0.0
     broken: bool = False
+    unjudged: int = 0
+
+    @property
+    def judged(self) -> int:
+        return self.examples - self.unjudged
 
     def __add__(self, other: "Tally") -> "Tally":
         return Tally(
@@ -57,6 +64,7 @@ class Tally:
             self.failed + other.failed,
             self.lost + other.lost,
             self.broken or other.broken,
+            self.unjudged + other.unjudged,
         )
 
 
@@ -206,6 +214,20 @@ class Log:
             # Most other laws hold for results that are wrong in the same way each time.
             self.noted(job.op, answer)
         self.excused.update(answer.excused)
+
+    @property
+    def unknown(self) -> list[str]:
+        """Kernels of whose examples less than half were judged, with the counts of others."""
+        kernels = self._summed((job.op, job.mode) for job in self.tallies)
+        return [
+            f"{op} ({mode}) {tally.unjudged} of {tally.examples}"
+            for (op, mode), tally in kernels.items()
+            if tally.unjudged > tally.judged
+        ]
+
+    @property
+    def failed(self) -> bool:
+        return bool(self.buckets or self.errors or self.unknown or not self.total.judged)
 
     def rows(self) -> dict[tuple[str, str], Tally]:
         return self._summed((job.op, job.law) for job in self.tallies)

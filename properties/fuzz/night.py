@@ -1,6 +1,7 @@
 """A night: the log and limits that its turns share, and its end."""
 
 import math
+from collections import Counter
 from collections.abc import Callable
 from threading import RLock
 from time import monotonic
@@ -34,6 +35,7 @@ class Night:
     Attributes:
         held: the buckets that turns still work on, by turn.
         playing: how many turns are being taken.
+        met_once: op, mode and how a case ended → cases that did so and passed when repeated.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class Night:
         self.workers: list[Judge] = []
         self.held: list[list[Bucket]] = []
         self.playing = 0
+        self.met_once: Counter[tuple[str, str, str]] = Counter()
         self.stopped_at = float("inf")
 
     @property

@@ -147,8 +147,9 @@ def parser(description: str | None) -> argparse.ArgumentParser:
         prog="python -m properties.fuzz",
         usage="%(prog)s [options]",
         description=description,
-        epilog="Exit code: 0 nothing found, 1 findings, 2 bad arguments. Ctrl-C, Ctrl-\\, SIGTERM, "
-        "and the loss of its terminal or of the pipe that it writes to end it with a summary. "
+        epilog="Exit code: 0 nothing found, 1 findings, or kernels that could not be tested, 2 bad "
+        "arguments. Ctrl-C, Ctrl-\\, SIGTERM, and the loss of its terminal or of the pipe that it "
+        "writes to end it with a summary. "
         f"{FOLDER} keeps failing cases and those with the largest errors: "
         "the next run tries them first, and pytest replays those that break a law. A process that "
         f"grows by more than {GROWTH >> 30} GiB, or by its part of half the machine's memory, is "

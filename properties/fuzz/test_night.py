@@ -119,6 +119,31 @@ def test_a_case_whose_process_somebody_ends_is_no_failure() -> None:
     assert ask.call_count == 2
     assert not log.buckets
     assert log.unrepeated == {KILLED.law: 1}
+    # Nor does it pass.
+    assert log.failed
+    assert log.unknown == ["l2norm (fused) 1 of 1"]
+
+
+CRASHING = Fingerprint("norm", "ends with SIGSEGV", place="kernel.py:3")
+
+
+@pytest.mark.parametrize(
+    ("shown", "bugs"), [(CRASHING, 1), (Fingerprint("norm", HANGS), 1), (KILLED, 0)]
+)
+def test_a_second_case_of_a_kernel_that_passes_only_when_repeated_is_a_bug(
+    shown: Fingerprint, bugs: int
+) -> None:
+    failing = answer(shown)
+    assert failing.failure
+    failing = replace(failing, failure=replace(failing.failure, fatal=True))
+    log = Log("oracle", 1, {JOB: Tally()})
+    whole = night(log)
+    for met in (0, bugs):
+        turn = Turn(whole, Mock(Worker, ask=Mock(side_effect=[failing, Answer()])), JOB, 0)
+        turn._judge(case(1))
+        assert len(log.buckets) == met
+        assert bool(turn.asker.single) == bool(met)
+    assert log.failed
 
 
 def test_a_new_hang_costs_a_lane_two_tries(monkeypatch: pytest.MonkeyPatch) -> None:

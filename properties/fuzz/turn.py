@@ -172,6 +172,7 @@ class Turn:
             worst=answer.worst,
             failed=int(failure is not None and not self._shrinking),
             lost=seconds if failure is not None and failure.fatal else 0.0,
+            unjudged=int(not answer.judged and not self._shrinking),
         )
         needs = self._needs_beyond(failure, answer) if failure and not self._shrinking else ()
         with self.night.lock:

@@ -389,6 +389,11 @@ def _how(code: int) -> str:
     return f"ends with {signal.Signals(-code).name}" if code < 0 else f"ends with code {code}"
 
 
+def is_sent(how: str) -> bool:
+    """Whether a process ended by a signal that no instruction raises."""
+    return how in map(_how, (-number for number in _SENT))
+
+
 def _places(trace: str) -> list[str]:
     frames = _frames(trace)
     return _lines_of([frame for frame in frames if is_own(frame.filename)] or frames)
