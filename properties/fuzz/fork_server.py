@@ -17,12 +17,12 @@ from properties.fuzz.clock import Clock
 
 # Imported once, for all workers. Kernels are not, since the interpreter
 # must be chosen before. Custom ops import torch._dynamo on their first call.
-_SHARED = ("torch._dynamo", "triton", "properties.fuzz.worker")
+_SHARED = ("torch._dynamo", "triton", "properties.fuzz.worker", "properties.fuzz.last")
 # Seconds between looks at a process.
 LOOK = 1.0
 _PREPARING = Lock()
 # The variable by which a run knows what its targets have started.
-_MARK = "ATTENTION_ORACLES_RUN"
+MARK = "ATTENTION_ORACLES_RUN"
 
 
 def prepare() -> None:
@@ -82,14 +82,19 @@ def _end() -> None:
             os.waitid(os.P_PID, process, os.WEXITED | os.WNOWAIT)
 
 
-def end_strays() -> None:
-    """Kill what targets have started, in sessions of their own too, once no worker is needed."""
-    mark = f"{_MARK}={os.getpid()}".encode()
+def end_strays(run: str | None = None) -> None:
+    """Kill what targets have started, in sessions of their own too, once no worker is needed.
+
+    Args:
+        run: its mark, by default that of this process.
+    """
+    mark = f"{MARK}={run or os.getpid()}".encode()
     for variables in Path("/proc").glob("[0-9]*/environ"):
         process = int(variables.parent.name)
         # Others' processes cannot be read, and some end meanwhile.
         with suppress(OSError):
-            if mark in variables.read_bytes().split(b"\0") and process != _server():
+            others = process not in (os.getpid(), _server())
+            if others and mark in variables.read_bytes().split(b"\0"):
                 os.kill(process, signal.SIGKILL)
 
 
@@ -128,7 +133,7 @@ def environment(gpu: str | None = None) -> dict[str, str]:
     """This process's variables and its mark, without the choice of an engine, which each worker
     makes.
     """
-    chosen = {_MARK: str(os.getpid())}
+    chosen = {MARK: str(os.getpid())}
     if gpu is not None:
         chosen["CUDA_VISIBLE_DEVICES"] = gpu
     variables = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}

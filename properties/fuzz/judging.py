@@ -12,6 +12,7 @@ from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache, wraps
+from multiprocessing import forkserver
 from pathlib import Path
 from time import monotonic
 from traceback import format_exc
@@ -120,6 +121,8 @@ def start(traces: Path, environment: dict[str, str], prints: bool) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     # With all that it starts.
     os.setpgid(0, 0)
+    # What the target starts would keep it open, and so the process that this one is forked from.
+    os.close(forkserver._forkserver._forkserver_alive_fd)  # type: ignore[attr-defined]
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     with _OOM.open("w") as score:
         score.write("1000")

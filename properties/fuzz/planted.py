@@ -421,16 +421,20 @@ def unruly(device: torch.device) -> Adapter:
     return _adapter(l2norm)
 
 
+def _start_daemon_once() -> None:
+    if _first_time() and os.fork() == 0:
+        os.setsid()
+        if (daemon := os.fork()) == 0:
+            sleep(1000)
+        Path(os.environ[MARK]).write_text(str(daemon))
+        os._exit(0)
+
+
 def daemonising(device: torch.device) -> Adapter:
     """Starts a process in a session of its own, whose parent ends at once."""
 
     def l2norm(x: Tensor) -> Tensor:
-        if _first_time() and os.fork() == 0:
-            os.setsid()
-            if (daemon := os.fork()) == 0:
-                sleep(1000)
-            Path(os.environ[MARK]).write_text(str(daemon))
-            os._exit(0)
+        _start_daemon_once()
         return right(x)
 
     return _adapter(l2norm)
@@ -689,8 +693,10 @@ def good(device: torch.device) -> Adapter:
 
 
 def slow(device: torch.device) -> Adapter:
+    """Takes its time, and starts what `daemonising` does."""
+
     def l2norm(x: Tensor) -> Tensor:
-        _first_time()
+        _start_daemon_once()
         sleep(0.1)
         return right(x)
 
