@@ -825,14 +825,15 @@ def next_power_of_2(dim: int) -> int:
 
 
 def aligned(*dims: int) -> bool:
-    """Whether rows so long are loaded many elements at a time: Triton learns of multiples of 16."""
+    """Whether rows of these lengths are loaded many elements at a time: Triton knows only whether a
+    length is a multiple of 16."""
     return all(dim % 16 == 0 for dim in dims)
 
 
 def count_states(sequences: int, heads: int, value_dim: int, cu_seqlens: Tensor | None) -> int:
     """Count the states, of up to 128 values each, that are carried through tokens most of the time.
 
-    Of packed sequences that is half of them, as the last ones to end are waited for.
+    Half of the packed sequences count: a program waits for the longest, while others have ended.
     """
     return sequences * heads * cdiv(value_dim, 128) // (1 if cu_seqlens is None else 2)
 

@@ -45,7 +45,7 @@ def _hooks() -> Any:
 _TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 _function_modes = torch._C._len_torch_function_stack
 _dispatch_modes = torch._C._len_torch_dispatch_stack
-# What PyTorch keeps for a process or thread and a call could change: how to read and to write it.
+# State of PyTorch, of the process or thread, that a call could change: how to read and write it.
 _STATE: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
     "default dtype": (torch.get_default_dtype, torch.set_default_dtype),
     # There was none at first, so leave none.
@@ -265,7 +265,7 @@ def keeping_state() -> Iterator[list[str]]:
 @contextmanager
 def keeping_python() -> Iterator[None]:
     """Undo what a call does inside this context to Python's warnings, recursion limit, trace and
-    profile functions and to NumPy's handling of errors. What a module sets at import stays.
+    profile functions and to NumPy's handling of errors. Changes by an import stay.
     """
     before = [read() for read, _ in _OF_PYTHON]
     try:

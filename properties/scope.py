@@ -189,7 +189,7 @@ def _expect_lengths(op: Op, case: Case) -> None:
 def missing(
     target: Target, ops: Collection[str] = (), modes: Collection[str] = ()
 ) -> Iterator[str]:
-    """One line for all modes of an op that lack or translate the same.
+    """Say what a target lacks or translates: one line for the modes of an op that do the same.
 
     Args:
         ops, modes: those that are asked for; all if empty.

@@ -83,7 +83,7 @@ def _claim_gpu(worker: int) -> None:
     """Map workers to GPUs round robin."""
     from properties.device import gpus
 
-    # Those of the machine, also where a test configures pytest on the simulator, which has one.
+    # The machine's GPUs, also in a test of pytest on the simulator, which pretends to have one.
     if seen := gpus():
         os.environ["CUDA_VISIBLE_DEVICES"] = seen[worker % len(seen)]
 

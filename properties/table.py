@@ -11,10 +11,10 @@ from properties.mutants.triggers import run as triggers
 BEGIN = "<!-- table: python -m properties.table --write properties/README.md -->"
 END = "<!-- end of table -->"
 _OF_BITS = (
-    "A sequence keeps its bits however it is computed, up to the level of its op: alone or beside "
-    "others (`batch`), from other\npages (`pages`), in two chunks of a prompt (`cut`), in another "
-    "number of splits (`splits`). A level contains those before\nit. Beyond the level of an op the "
-    "error budget judges. A GPU's bits also depend on alignment."
+    "The column `bits` says up to which level a sequence gets the same bits: alone and beside "
+    "others (`batch`), then also from\nother pages (`pages`), in two chunks of a prompt (`cut`), "
+    "and in another number of splits (`splits`). Beyond that level\nthe error budget judges. A "
+    "GPU's bits also depend on alignment."
 )
 _REACHED = "predicates reached: ci %, night %"
 _OF_TRIGGERS = (

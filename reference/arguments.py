@@ -27,7 +27,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _NAME = re.compile(r"[A-Za-z_]\w*")
-# Of what an int may be passed for.
+# The largest int that an argument of each type takes.
 _LARGEST: dict[Any, Any] = {int: 2**63 - 1, float: sys.float_info.max}
 
 

@@ -18,8 +18,8 @@ system multiplies. So a second solve corrects the first, from a residual in floa
 corrects x by a part ρ of its length, it leaves about ρ² of it. Where ρ is above 2^-10, or A is not
 positive definite, a direct solve in float32 takes the token's system.
 
-That one factors one system at a time into L D Lᵀ, without pivots, PANEL columns at once: it needs
-no square root, and no more of A in registers.
+The direct solve factors one system at a time into L D Lᵀ, without pivots, PANEL columns at once: it
+needs no square root, and no more columns of A in registers.
 
 Source: Golub and Van Loan, Matrix Computations, 4th edition, sections 4.1.2 (L D Lᵀ), 11.3
 (conjugate gradients) and 3.5.3 (refinement).

@@ -7,7 +7,7 @@ its own:
     M_t = exp(log_mu_t) M_{t-1} + k_t u_tᵀ
     S_t = exp(log_alpha_t) S_{t-1} + β_t M_t
 
-Backwards, with D and E what the token after has handed back of S and M,
+Backwards, with D and E the gradients of S_t and M_t through later tokens,
 
     D_t = D + scale · q_t do_tᵀ,    dq_t = scale · S_t do_t,    dβ_t = Σ M_t ∘ D_t
     E_t = E + β_t D_t,              dk_t = E_t u_t
@@ -15,9 +15,9 @@ Backwards, with D and E what the token after has handed back of S and M,
     dp_t = -S_{t-1} dv_t
     dlog_alpha_t = exp(log_alpha_t) Σ S_{t-1} ∘ D_t,    dlog_mu_t = exp(log_mu_t) Σ M_{t-1} ∘ E_t
 
-and `exp(log_alpha_t) D_t - p_t dv_tᵀ` and `exp(log_mu_t) E_t` are handed back. S and M are computed
-again, from those kept every `tile.tokens` tokens: a walk backwards would divide by decays, which
-may be 0.
+and the token before gets D = `exp(log_alpha_t) D_t - p_t dv_tᵀ`, E = `exp(log_mu_t) E_t`. S and M
+are computed again, from copies kept every `tile.tokens` tokens: a walk backwards would divide by
+decays, which may be 0.
 """
 
 from typing import Literal, Unpack

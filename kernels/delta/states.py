@@ -1,8 +1,8 @@
 """The states of a delta rule from chunk to chunk, transposed: values by keys.
 
-So a state, and what is written into it, is the left operand of each product that it is in. Tensor
-cores of Hopper read that one from registers, where the product before has left it, and only rows of
-inputs and workspaces go through shared memory: nothing that a step computes, while the next waits.
+The state and each write into it are then the left operand of every product. Hopper's tensor cores
+read a left operand from registers, where the product before left it. Only rows of inputs and
+workspaces go through shared memory, so no step waits for results of the last one to arrive there.
 """
 
 import torch
@@ -25,7 +25,7 @@ def _read(
     S, e_rows, r_rows, rows, keys, stride, left, key_dim,
     PARTS: tl.constexpr, BK: tl.constexpr, DTYPE: tl.constexpr, READ_R: tl.constexpr,
 ):  # fmt: skip
-    """What rows e read of a state, and if READ_R what rows r do, `[BV, C]` each."""
+    """The reads Sᵀ e of rows e, and if READ_R those of rows r, `[BV, C]` each."""
     through = tl.zeros([S[0].shape[0], rows.shape[0]], tl.float32)
     out = tl.zeros([S[0].shape[0], rows.shape[0]], tl.float32)
     for part in tl.static_range(PARTS):

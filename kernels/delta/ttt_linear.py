@@ -255,8 +255,11 @@ def _forward(
 def _locate_mini_batch(
     cu_seqlens_ptr, sequences, tokens, heads, size, PACKED: tl.constexpr
 ):  # fmt: skip
-    """Of the mini-batch and head of a program: its first row, how many tokens it has, the number of
-    its model, both numbers int64, and the head."""
+    """Where the mini-batch and head of a program are.
+
+    Returns:
+        The first row (int64), the number of tokens, the index of the model (int64) and the head.
+    """
     chunk = tl.program_id(0)
     head = tl.program_id(1)
     first, left, _, _ = locate_chunk(chunk, cu_seqlens_ptr, sequences, tokens, size, PACKED)
@@ -271,7 +274,8 @@ def _outputs_backward(
     BK: tl.constexpr, BV: tl.constexpr, ROWS: tl.constexpr,
     PACKED: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
-    """Of a mini-batch: dy, z, what du has of dy, and what the norm of its outputs gets."""
+    """dy and z of a mini-batch, the part of du through dy, and the gradients of the norm of its
+    outputs."""
     here, count, part, head = _locate_mini_batch(
         cu_seqlens_ptr, sequences, tokens, heads, size, PACKED
     )
@@ -322,12 +326,12 @@ def _errors_backward(
     last, count, stride, dim, eps,
     DTYPE: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Of a mini-batch: dv, dz in the place of a part of du, and in that of z the part of dk that
-    targets and D give.
+    """Write dv of a mini-batch, dz over a part of du, and over z the part of dk through targets
+    and D.
 
     Returns:
-        The gradients of the norm with what errors add, and of the rate of the last token what D
-        adds.
+        The gradients of the norm, to which this adds those through errors, and the part of the
+        gradient of the last token's rate through D.
     """
     rows = tl.arange(0, ROWS)
     cols = tl.arange(0, BV)
@@ -449,8 +453,8 @@ def _walk_back(
     BK: tl.constexpr, BV: tl.constexpr, ROWS: tl.constexpr,
     PACKED: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
-    """What needs D, from the last mini-batch of a sequence to its first; those of the norm are
-    parts after those of the mini-batches."""
+    """The gradients that need D, from the last mini-batch of a sequence to its first. Those of the
+    norm are parts after the parts of the mini-batches."""
     state = tl.program_id(0).to(tl.int64)
     head = state % heads
     sequence = state // heads

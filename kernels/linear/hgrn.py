@@ -1,11 +1,11 @@
-"""The hierarchically gated recurrent network: one number of state for each channel.
+"""The hierarchically gated recurrent network: a state of one number per channel.
 
 A program owns a tile of channels of one sequence and walks its tokens. Backwards, with D the
 gradient of h_t,
 
     D_t = do_t + exp(g_{t+1}) ∘ D_{t+1},    dx_t = D_t,    dg_t = exp(g_t) ∘ h_{t-1} ∘ D_t
 
-and h_{t-1} is kept by a first walk: a walk backwards would divide by exp(g_t), which may be 0.
+and a first walk keeps h_{t-1}: a walk backwards would divide by exp(g_t), which may be 0.
 
 The same kernels run in the log of a sum, `z_t = log(exp(z_{t-1} + g_t) + exp(x_t))`, where
 

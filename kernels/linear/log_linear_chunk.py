@@ -269,8 +269,8 @@ def _pass_gradients(
 ):  # fmt: skip
     """A program takes one tile of the nodes of one head, from the last node to the first.
 
-    It stores D_e where the last chunk of node e is. What passes chunk n as a part of node e gives
-    its gates a gradient alike, in slot b of a part for each tile.
+    It stores D_e in the place of the last chunk of node e. A state that passes chunk n as a part of
+    node e has the same gradient for each gate of the chunk: slot b of the part of each tile.
     """
     DTYPE: tl.constexpr = q_ptr.dtype.element_ty
     value_tiles = tl.cdiv(value_dim, BV)

@@ -226,7 +226,7 @@ class _InPlace(torch.autograd.Function):
     @staticmethod
     def forward(ctx, *inputs):
         x = inputs[0]
-        # What the launch would refuse, before x has a new gradient.
+        # Refuse bad arguments now: the launch comes after x has its new gradient.
         Rotation(*inputs).table_rows()
         _save(ctx, inputs)
         ctx.mark_dirty(x)

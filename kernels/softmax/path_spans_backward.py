@@ -101,7 +101,7 @@ def by_column(
     PACKED: tl.constexpr, DTYPE: tl.constexpr, SPAN: tl.constexpr,
     C: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """Of one block of keys, dZ [B, T, G, K], and what k and w get from scores, from E and from
+    """dZ [B, T, G, K] of one block of keys, and the parts of dk and dw through the scores, E and
     M."""
     kv_heads = heads // group
     kv_head = tl.program_id(0) % kv_heads

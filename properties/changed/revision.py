@@ -5,9 +5,9 @@ import os
 import subprocess
 from pathlib import Path
 
-# Branches that work is merged into: here, and where it is shared.
+# The branch that work is merged into: in this clone and in `origin`.
 _MAIN, _SHARED = "refs/heads/main", "refs/remotes/origin/main"
-# What git tells its hooks of the repository and of the index that it works on.
+# Variables by which git tells its hooks the repository and the index.
 _OF_HOOKS = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_COMMON_DIR", "GIT_PREFIX")
 
 

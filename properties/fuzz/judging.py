@@ -44,10 +44,10 @@ WHERE = signal.SIGUSR1
 _PR_SET_PDEATHSIG = 1
 # Make the out-of-memory killer choose workers first.
 _OOM = Path("/proc/self/oom_score_adj")
-# What runs in every case, whatever the target.
+# Folders whose functions run in every case, whatever the target.
 _JUDGES = tuple(str(Path(one.__file__ or "").parent) for one in (properties, reference))
 _DISK = "disk"
-# What there may be too little of, by the error of a system call or the text of a RuntimeError.
+# The resource that ran out, by the error of a system call or the text of a RuntimeError.
 _SCARCE = {
     errno.ENOMEM: "memory",
     errno.EMFILE: "open files",

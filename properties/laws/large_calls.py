@@ -18,7 +18,7 @@ from properties.cases.case import Case
 from properties.catalogue.op import Op
 from properties.laws.law import Law, Run
 
-# Of one sequence; of many in a pack or in rows; and of each of these.
+# Tokens of one long sequence; or a number of sequences, and tokens of each.
 TOKENS, SEQUENCES, FEW = 1030, 200, 5
 _SIZES = {"H": 2, "G": 2, "R": 1, "K": 16, "V": 16, "D": 32, "P": 8}
 _OTHER_SIZE = 4

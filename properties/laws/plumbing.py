@@ -75,7 +75,7 @@ def _expect_an_effect(
         # Compare in the returned dtype: in float16 all of a result may be 0 or infinite.
         told = (x[name].to(y.dtype).double() for x in (before, after))
         ignored = _far_apart(*told) and torch.equal(y, different[name])
-        # What cancels to a few of its last digits may be 0 with any option.
+        # A result that cancels to its last digits may be 0 with any option.
         if ignored and not (is_right(run, inputs, first) and is_right(run, other, different)):
             value = _value(run.case, option)
             fail(run, f"{option.name}={value!r} gives the same {name} as its default")

@@ -1,9 +1,9 @@
-"""The GPU that is not there: what Triton and packages of kernels are told about it.
+"""The pretended GPU: the answers that Triton and packages of kernels get about it.
 
 Triton asks its driver. Packages ask torch as well: for the name and the capability of the device,
 for its properties, the current device and stream, and whether a tensor `is_cuda`. They get the
-answers of one GPU whose memory is the CPU's. torch itself, which allocates and dispatches, is told
-the truth, and so is who asks for `torch.cuda.is_available()`.
+answers of one GPU whose memory is the CPU's. torch itself, which allocates and dispatches, does not
+see it, nor does `torch.cuda.is_available()`.
 """
 
 from __future__ import annotations

@@ -340,7 +340,9 @@ class Adapter(Target):
         return dict.fromkeys(_CONFIGS, tokens) if emulated() else {}
 
     def architectures(self, case: Case) -> tuple[str, ...]:
-        """One for each other size of shared memory; what is AMD's a library knows at import."""
+        """One NVIDIA GPU for each other size of shared memory. A library learns at import, not from
+        the simulator, whether a GPU is AMD's.
+        """
         if not (self.triton and simulator.installed()):
             return ()
         nvidia = [one for one in ARCHITECTURES.values() if one.capability]

@@ -42,7 +42,7 @@ def call_packed(
     returned = function(**{**given, **packed, **bounds})
     several = returned if isinstance(returned, tuple) else (returned,)
     dims = [output.dims.split() for output in op.outputs]
-    # What is returned beyond the op's outputs is for the caller to refuse.
+    # The caller refuses results beyond the op's outputs.
     dims += [[]] * (len(several) - len(dims))
     rows = tuple(
         _of_a_batch(y, own, ("T", *op.rows), sizes["B"])

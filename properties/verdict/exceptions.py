@@ -24,7 +24,7 @@ def first_cause(error: BaseException) -> BaseException:
 def message_of(error: BaseException) -> str:
     """The text of an exception, whose type may be the target's own and fail to say it."""
     try:
-        # Of a type of ours, not of its own.
+        # The text may be a str of the target's own type, too.
         return str.__str__(str(error))
     except BaseException as worse:
         return f"its text raises {type(worse).__name__}"

@@ -28,6 +28,6 @@ def lacks(attempt: Callable[[], object]) -> str:
     except (ImportError, AttributeError, TypeError) as error:
         return f"{type(error).__name__}: {error}"
     except Exception:
-        # What else goes wrong is for the laws to judge.
+        # The laws judge other errors.
         return ""
     return ""
