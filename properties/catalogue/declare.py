@@ -126,16 +126,18 @@ def declare(
         roles: of tensors whose names do not say what they mean.
         constants: tensors that get no gradient.
         indices: tensors of integers → what fills them.
-        alike: tensors in the dtype of the activations, although the signature allows others too.
-        nonlinear: outputs that are not linear in what the others are linear in.
-        options: those that are neither flags nor common. One that is not stated is never drawn.
-        dims: letters that other ops do not have.
-        sizes, computed: as of `Op`, besides the heads of groups; and the letters that it computes.
-        settle: as of `Op`, after options are exact where integers are drawn.
-        without: laws that say nothing about the op.
-        special: further fields of `Op`, in the place of what follows from the signature. The
-            `quiet_form` is the second form, or with `float32_logits` the definition, as only
-            operands of matrix products are rounded then, and sums by key or by query have none.
+        alike: tensors drawn in the dtype of the activations, although the signature allows others.
+        nonlinear: outputs that are not linear in the op's `linear_in`.
+        options: those that are neither flags nor common. An option that is not stated keeps its
+            default in every case.
+        dims: letter → the strategy for its size, of letters that other ops do not have.
+        sizes: as of `Op`; H of groups is computed besides.
+        computed: the letters that `sizes` computes.
+        settle: as of `Op`. Options already have their exact values in a case of small integers.
+        without: laws that do not apply to the op.
+        special: further fields of `Op`, which replace those that follow from the signature. The
+            `quiet_form` is the second form, or with `float32_logits` the definition: only operands
+            of matrix products are rounded then, and the second form's sums by key have none.
     """
     signature = inspect.signature(oracle)
     arguments = tuple(_arguments(oracle, signature, roles, constants, indices, alike))

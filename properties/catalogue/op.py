@@ -74,7 +74,7 @@ class Argument:
         dtype: "case" for that of the activations, "float32", "either" of these, "bool", or "index"
             for integers.
         fill: fills a tensor of integers; None for numbers, which a recipe fills.
-        takes_none: the op needs it, and an implementation gives None a meaning of its own.
+        takes_none: the op requires it, but an implementation accepts None, so None is no mistake.
     """
 
     name: str
@@ -94,11 +94,12 @@ class Option:
     Args:
         draw: given the case so far, a strategy of JSON values.
         bad: values that must be refused.
-        number: a number in every call, and None stands for one: no program is specialised on it.
+        number: every call passes a number, or None for a default number, so that kernels are
+            compiled once for all values.
         auxiliary: it asks for one more output and may not change the others.
-        exact: values with which the results of small integers are not rounded; every case of
-            integers has the value, if there is one alone. Empty for any value.
-        switch: given a case, a value that is not the default; None for some value that is drawn.
+        exact: values with which the results of small integers are not rounded. If there is only
+            one, every case of small integers has it. Empty if results are exact with any value.
+        switch: given a case, a value that is not the default; None to take any that is drawn.
     """
 
     name: str
@@ -170,49 +171,48 @@ class Op:
     Args:
         oracle: the main form of the reference page.
         second_form: the same function derived another way.
-        quiet_form: the form for the error budgets: among those that round the operands that a
-            kernel rounds, the one with fewer other roundings.
+        quiet_form: the form from which error budgets come. Both forms round the operands that a
+            kernel rounds; this one rounds less otherwise.
         modes: the kernel's modes; empty while the op has no kernel.
         arguments, options, outputs: in the order of the signature.
         dims: what is drawn for each letter that a case fixes.
         widest: letters of head dims that may be above 256 → the largest.
-        sizes: letters that follow from the case; it sees T, S and N among the case's dims.
-        rows: letters of axes on which a sequence has rows of its own that are no tokens, such as
-            chunks → how many it has, given how many tokens.
+        sizes: given a case, whose dims then include T, S and N, the sizes of letters that are
+            computed from it.
+        rows: letter of an axis along which sequences are packed in other rows than tokens, such as
+            chunks → the rows of a sequence, given the case and its tokens.
         work: how many numbers the oracle's forms hold at once for one sequence, given the size of
-            every letter; what is drawn is kept small by it.
+            every letter; strategies bound it.
         settle: turns a drawn case into one that the op accepts.
-        recipes: names of the value recipes that say something about this op.
+        recipes: names of the value recipes that can show a bug of this op.
         dtypes: of the activations.
-        amend: changes the numbers that recipes have filled in, given the size of every letter: as
-            of quantized tensors, or of places that are not read, which may hold NaN.
+        amend: changes the tensors that recipes have filled, given the size of every letter: it
+            quantizes them, for example, or writes NaN where the op does not read.
         packed_by: the arguments that pack sequences: of the queries, then of the keys. Without the
             second the keys are packed as the queries are; without both nothing is packed.
         own_keys: keys have lengths of their own, dim "S"; else they share "T" with the queries.
         linear_in: arguments in which the outputs are jointly linear, the others being fixed.
-        multilinear: in this case all arithmetic is sums of products without a difference, so that
-            the oracle on absolute values bounds every rounding error.
-        constant_decay: the largest log decay of a token that the op takes from no argument, without
-            its sign.
-        heads_alike: what is computed of a head does not depend on which it is.
+        multilinear: whether the op computes only sums of products in this case, without a
+            difference, so that the oracle on absolute values bounds every rounding error.
+        constant_decay: the largest decay of a token that no argument gives, as -log.
+        heads_alike: the results of a head do not depend on its index.
         float32_logits: products of two inputs, and what follows from them element by element, stay
             float32 until they are operands of a product, as in a softmax or sigmoid; the error
             budgets of 16 bits are sharper then. Budgets take the largest `scale · q · k`
             for the largest logit, and want an output `o`: not for logits that are larger.
-        in_float32: everything is computed in float32, whatever the dtype, and only results are
-            rounded: the budgets of one call in 16 bits are those of float32, and a rounding.
+        in_float32: kernels compute in float32 whatever the dtype, and round only results: the
+            budget of one call in 16 bits is that of float32, and one rounding.
         of_any_size: names of the tensors that may hold numbers of about 2^-48 and 2^48 in this case
-            (2^-12 and 2^12 in float16), beside such cotangents: nothing on the way to the results
-            overflows float32.
-        nonnegative: queries and keys of this case are drawn without sign, and so is the last column
-            of a state, a sum of keys: where a normalizer passes through 0 the map has a pole, and
-            nobody's error is small.
+            (2^-12 and 2^12 in float16), as may cotangents: no intermediate overflows float32.
+        nonnegative: whether queries, keys and the last column of a state, which is a sum of keys,
+            are drawn without sign in this case: they sum to a normalizer, near whose zeros no error
+            is bounded.
         telescopes: gradients that the kernel forms as a difference of large sums.
-        continues_by: how a second call goes on where a first one ended: with its "initial_state",
-            with all "keys" so far, or with "seqlen_offsets"; empty if it cannot.
+        continues_by: how a second call continues a first one: with its final state as
+            "initial_state", with all "keys" so far, or with "seqlen_offsets"; empty if it cannot.
         mistakes: further calls that must be refused.
-        carried_over: turns tensors of a case into tensors that another case accepts, such as one of
-            fewer keys or with another option.
+        carried_over: given a case and the tensors of another, such as one with more keys or another
+            option, turns them into tensors that the case accepts.
         laws: names of the laws that hold, in `properties.laws.LAWS`.
         wraps: the name of the op whose kernels it calls; None for an op that has its own.
     """
