@@ -40,7 +40,7 @@ class Asker:
         finally:
             self.idle = Clock.started(os.getpid())
 
-    def sure(self, law: str, case: Case) -> Answer:
+    def confirmed(self, law: str, case: Case) -> Answer:
         """Ask about a case; if the machine may be at fault, repeat until it fails in the same way
         twice.
 
@@ -93,7 +93,11 @@ class Asker:
             return failure is not None and self.log.bucket(failure.fingerprint) is not None
 
     def again(self, bucket: Bucket) -> tuple[str, ...]:
-        """The engines on which a bug repeats."""
+        """Judge the first case of a bug again, on both engines.
+
+        Returns:
+            Lines for the report: how often the bug repeats, and on which engines.
+        """
         law, case = bucket.first.law, bucket.first.case
         second = self._begin_second(law, case)
         if bucket.first in self.single:

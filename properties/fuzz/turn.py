@@ -163,7 +163,7 @@ class Turn:
         if monotonic() > self.until or self.night.rests(self.job):
             raise Enough
         started = monotonic()
-        answer = self.asker.sure(self.job.law, case)
+        answer = self.asker.confirmed(self.job.law, case)
         seconds = monotonic() - started
         failure = answer.failure
         tally = Tally(
