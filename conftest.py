@@ -6,10 +6,11 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from collections.abc import Generator
+from pathlib import Path
 
 import pytest
 
-from properties import plugin
+from properties import ROOT, plugin
 
 
 @pytest.hookimpl(wrapper=True, optionalhook=True)
@@ -20,6 +21,11 @@ def pytest_xdist_auto_num_workers() -> Generator[None, int, int]:
 
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
+    here = Path(__file__).resolve().parent
+    if ROOT.resolve() != here:
+        # That of a second checkout would test these kernels, or those there, with the rest of it.
+        what = f"expected its own `properties`, but Python finds that of {ROOT}"
+        raise pytest.UsageError(f"{here}: {what}; try here: python -m pytest")
     # It is there already where this checkout is installed.
     if not pluginmanager.has_plugin(plugin.NAME):
         pluginmanager.register(plugin, plugin.NAME)

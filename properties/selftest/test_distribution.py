@@ -7,8 +7,10 @@ import argparse
 import ast
 import sys
 from importlib import import_module
-from importlib.util import find_spec
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from pathlib import Path
 from types import ModuleType
+from unittest.mock import Mock
 
 import pytest
 
@@ -70,6 +72,18 @@ def test_what_other_repositories_import_is_there() -> None:
     assert attention_oracles.reference is import_module("reference")
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         attention_oracles.nothing  # noqa: B018
+
+
+def test_pytest_refuses_the_suite_of_another_checkout(tmp_path: Path) -> None:
+    copied = tmp_path / "conftest.py"
+    copied.write_text((ROOT / "conftest.py").read_text())
+    spec = spec_from_file_location("copied", copied)
+    assert spec
+    assert spec.loader
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    with pytest.raises(pytest.UsageError, match=f"{tmp_path}: expected its own `properties`"):
+        module.pytest_addoption(Mock(), Mock())
 
 
 class _Parser:
