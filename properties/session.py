@@ -4,8 +4,10 @@ import gc
 import os
 import sys
 import uuid
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, NoReturn
+from unittest.mock import patch
 
 # One thread per worker: the workers are the parallelism. Set before anything imports torch.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -29,6 +31,9 @@ TIMES_ITS_SHARE = pytest.StashKey[float]()
 # The name of this run, the same in all its workers.
 RUN = os.environ.get("PYTEST_XDIST_TESTRUNUID") or uuid.uuid4().hex
 
+# Errors of pytest or of its plugins, also in workers of xdist, with which it may pass.
+_INTERNAL: list[object] = []
+
 # Before Hypothesis' plugin is configured, which loads the profile that the command line names.
 profiles.register()
 
@@ -48,7 +53,8 @@ def pytest_configure(config: pytest.Config) -> None:
     sys.path.insert(0, str(config.invocation_params.dir))
     name, ledger = config.getoption("oracles_target"), config.getoption("oracles_ledger")
     try:
-        target = load(name, activate(device))
+        with staying():
+            target = load(name, activate(device))
         selection(config).jobs(target)
         config.stash[_LEDGER] = read(ledger, name, activate(device).type)
         config.stash[_CHANGED] = _changed(config)
@@ -62,6 +68,28 @@ def selection(config: pytest.Config) -> "Selection":
 
     names = (config.getoption(f"oracles_{what}") for what in ("op", "mode", "law", "dtype"))
     return Selection(*map(tuple, names))
+
+
+@contextmanager
+def staying() -> Iterator[None]:
+    """Raise SystemExit where a target ends this process with `os._exit`: with code 0 it would pass
+    all tests.
+    """
+    process, leave = os.getpid(), os._exit
+
+    def refuse(code: int) -> NoReturn:
+        if os.getpid() != process:
+            leave(code)
+        raise SystemExit(code)
+
+    with patch.object(os, "_exit", refuse):
+        yield
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Generator[None]:
+    with staying():
+        return (yield)
 
 
 def _changed(config: pytest.Config) -> "Changed | None":
@@ -138,8 +166,14 @@ def _leave_out_jobs_at_rest(config: pytest.Config, items: list[pytest.Item]) -> 
     )
 
 
+def pytest_internalerror(excrepr: object) -> None:
+    _INTERNAL.append(excrepr)
+
+
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    """Pass a run in which the change reaches no test."""
+    """Pass a run in which the change reaches no test, and none that an internal error ended."""
+    if exitstatus == pytest.ExitCode.OK and _INTERNAL:
+        session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
     changed = session.config.stash[_CHANGED]
     if changed is not None and exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED:
         session.exitstatus = pytest.ExitCode.OK

@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import partial
 from importlib.machinery import PathFinder
 from pathlib import Path
+from time import sleep
 from typing import Any
 from unittest.mock import Mock
 
@@ -41,7 +42,7 @@ from properties.laws.mistakes import Mistake, in_turn, mistakes
 from properties.session import TIMES_ITS_SHARE
 from properties.simulator import SimulationError
 from properties.simulator.errors import Location
-from properties.suite import test_laws
+from properties.suite import limit, test_laws
 from properties.targets import NAMES, Adapter, Implementation, Target, bounds, load
 from properties.targets.fla import library
 from properties.targets.fla.mode import neutral
@@ -833,6 +834,49 @@ def test_pytest_reports_a_target_that_skips() -> None:
     job = Job("l2norm", "some", "differential", "float32")
     with pytest.raises(Violation, match="Skipped: no such machine"):
         test_laws.test_law_holds(job, subject, Mock(stash={TIMES_ITS_SHARE: 1.0}))
+
+
+def test_pytest_ends_a_case_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_SECONDS", "_LOOK"):
+        monkeypatch.setattr(limit, name, 0.1)
+
+    def hang(y: Tensor) -> Tensor:
+        sleep(1000)
+        return y
+
+    job = Job("l2norm", "some", "differential", "float32")
+    with pytest.raises(Violation, match="Hangs: it takes over 0 s") as caught:
+        test_laws.test_law_holds(
+            job, Subject(_normalized(hang), CPU), Mock(stash={TIMES_ITS_SHARE: 1.0})
+        )
+    assert "sleep(1000)" in str(caught.value)
+
+
+def test_a_kernel_that_ends_the_process_passes_no_run_of_pytest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    left: list[int] = []
+    monkeypatch.setattr(os, "_exit", left.append)
+    call = session.pytest_runtest_call()
+    next(call)
+    with pytest.raises(SystemExit):
+        os._exit(0)
+    with pytest.raises(StopIteration):
+        call.send(None)
+    os._exit(0)
+    assert left == [0]
+
+
+def test_an_internal_error_of_a_worker_passes_no_run_of_pytest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(session, "_INTERNAL", [])
+    run = Mock(exitstatus=pytest.ExitCode.OK, config=Mock(stash={session._CHANGED: None}))
+    session.pytest_sessionfinish(run, run.exitstatus)
+    assert run.exitstatus == pytest.ExitCode.OK
+    session.pytest_internalerror("of a worker")
+    session.pytest_sessionfinish(run, run.exitstatus)
+    assert run.exitstatus == pytest.ExitCode.INTERNAL_ERROR
 
 
 def test_a_call_that_switches_gradients_off_hides_no_wrong_gradient() -> None:

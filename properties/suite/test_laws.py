@@ -14,6 +14,7 @@ from properties.device import activate
 from properties.jobs import Job, examples, hypothesis_test, raised
 from properties.laws import Subject, Violation
 from properties.session import RUN, TIMES_ITS_SHARE, selection
+from properties.suite.limit import limited
 from properties.targets import load
 
 
@@ -29,11 +30,17 @@ def test_law_holds(job: Job, subject: Subject, pytestconfig: pytest.Config) -> N
     share = pytestconfig.stash[TIMES_ITS_SHARE]
     most = examples(job, subject.target, settings().max_examples, share)
     tried: deque[Case] = deque(maxlen=1)
-    test = hypothesis_test(job, subject, announce=tried.append)
+
+    def announce(case: Case) -> None:
+        tried.append(case)
+        begin(case)
+
+    test = hypothesis_test(job, subject, announce=announce)
     if not settings().derandomize and pytestconfig.getoption("--hypothesis-seed") is None:
         test = seed(f"{RUN} {job.seed_key}")(test)
     try:
-        settings(max_examples=most)(test)()
+        with limited(pytestconfig) as begin:
+            settings(max_examples=most)(test)()
     except Violation as violation:
         raise _report(violation) from violation.__cause__
     except ExceptionGroup as several:
