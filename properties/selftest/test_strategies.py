@@ -370,7 +370,7 @@ def test_cases_of_a_run_are_new(name: str) -> None:
 
 
 @pytest.mark.parametrize(("op", "mode"), MODES, scope="module")
-def test_no_case_is_dear(op: Op, mode: Mode) -> None:
+def test_no_case_takes_the_oracle_long(op: Op, mode: Mode) -> None:
     for case in each_drawn(op, mode):
         known = sizes(op, case)
         tokens = [known | {"T": t, "S": s} for t, s in _pairs(case)]

@@ -52,7 +52,7 @@ def one_row_too_many(x, out, n, D: tl.constexpr):
     tl.store(out + row * D + i, tile, mask=(row < n) & (i < D))
 
 
-def test_a_load_one_row_out_of_bounds() -> None:
+def test_a_load_one_row_out_of_bounds_is_caught() -> None:
     x, out = torch.randn(5, 16), torch.empty(5, 16)
     with pytest.raises(simulator.LoadOutOfBounds) as caught:
         one_row_too_many[(6,)](x, out, 5, D=16)
@@ -117,7 +117,7 @@ def store_tile(out, n, D: tl.constexpr, CHECKED: tl.constexpr):
         tl.store(out + i, i)  # wrong
 
 
-def test_a_store_past_the_end() -> None:
+def test_a_store_past_the_end_is_caught() -> None:
     out = torch.zeros(40, dtype=torch.int32)
     store_tile[(3,)](out, 40, D=16, CHECKED=True)
     with pytest.raises(simulator.StoreOutOfBounds) as caught:
@@ -132,7 +132,7 @@ def negative(x, out):
     tl.store(out, tl.load(x - 1))  # wrong
 
 
-def test_an_offset_below_zero() -> None:
+def test_an_offset_below_zero_is_caught() -> None:
     storage = torch.randn(8)
     with pytest.raises(simulator.LoadOutOfBounds, match="element offset -1"):
         negative[(1,)](storage[4:], torch.empty(1))
@@ -143,7 +143,7 @@ def count_out_of_range(counts, x, D: tl.constexpr):
     tl.atomic_add(counts + tl.load(x + tl.arange(0, D)), 1)  # wrong
 
 
-def test_an_atomic_out_of_bounds() -> None:
+def test_an_atomic_out_of_bounds_is_caught() -> None:
     x = torch.tensor([0, 1, 2, 4], dtype=torch.int32)
     with pytest.raises(simulator.AtomicOutOfBounds) as caught:
         count_out_of_range[(1,)](torch.zeros(4, dtype=torch.int32), x, D=4)
@@ -226,7 +226,7 @@ def far_tile(x, out, row, stride, D: tl.constexpr):
     tl.store(out + i, tl.load(x + row.to(tl.int64) * stride + i))
 
 
-def test_a_tile_far_inside_a_large_tensor() -> None:
+def test_a_tile_far_inside_a_large_tensor_is_read() -> None:
     x = torch.from_numpy(np.zeros(33001 * 65536, np.int8))
     x[33000 * 65536 : 33000 * 65536 + 8] = torch.arange(8)
     out = torch.empty(8, dtype=torch.int8)
@@ -372,7 +372,7 @@ def everybody_writes(out, VALUE: tl.constexpr):
         tl.store(out, pid)  # wrong
 
 
-def test_two_programs_write_different_values() -> None:
+def test_two_programs_that_write_different_values_race() -> None:
     out = torch.zeros(1, dtype=torch.int32)
     everybody_writes[(4,)](out, VALUE=1)
     assert out.item() == 7
@@ -555,7 +555,7 @@ def forgets_the_tail(x, out, n, D: tl.constexpr):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
-def test_an_unwritten_tail(dtype: torch.dtype) -> None:
+def test_a_load_of_an_unwritten_tail_is_caught(dtype: torch.dtype) -> None:
     x, out = torch.randn(40).to(dtype), torch.empty(40, dtype=dtype)
     forgets_the_tail[(3,)](x, out, 40, D=16)
     mask = simulator.unwritten(out)
@@ -684,7 +684,7 @@ def asserts(x, D: tl.constexpr):
     tl.device_assert(tl.load(x + i) > 0, "must be positive")  # wrong
 
 
-def test_a_device_assertion() -> None:
+def test_a_device_assertion_that_fails_is_caught() -> None:
     x = torch.ones(32)
     asserts[(4,)](x, D=8)
     x[19] = -1

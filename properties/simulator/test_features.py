@@ -295,7 +295,7 @@ def reductions(out, x, M: tl.constexpr, N: tl.constexpr):
     tl.store(out + 9 * M + rows, tl.xor_sum((tile * 4).to(tl.int32), 1).to(tl.float32))
 
 
-def test_reductions() -> None:
+def test_reductions_agree_with_torch() -> None:
     x = torch.randint(-8, 8, (8, 32)).float()
     out = launch(reductions, torch.empty(10, 8), x, M=8, N=32)
     xor = np.bitwise_xor.reduce((x * 4).int().numpy(), axis=1)
@@ -327,7 +327,7 @@ def bigger(a, b):
 
 
 @pytest.mark.parametrize("reverse", [False, True])
-def test_scans(reverse: bool) -> None:
+def test_scans_run_in_both_directions(reverse: bool) -> None:
     a = torch.tensor([1.0, -1.0])[torch.randint(0, 2, (N,))]
     b = torch.randint(-4, 5, (N,)).float()
     out = launch(scans, torch.empty(4, N), a, b, N=N, REVERSE=reverse)
@@ -350,7 +350,7 @@ def sorting(out, x, N: tl.constexpr, DESCENDING: tl.constexpr):
 
 
 @pytest.mark.parametrize("descending", [False, True])
-def test_sort_and_flip(descending: bool) -> None:
+def test_sort_and_flip_agree_with_torch(descending: bool) -> None:
     x = torch.randn(N)
     out = launch(sorting, torch.empty(2, N), x, N=N, DESCENDING=descending)
     assert torch.equal(out[0], x.sort(descending=descending).values)
@@ -376,7 +376,7 @@ def shapes(out, x, M: tl.constexpr, N: tl.constexpr):
     tl.store(out + 6 * M * N + tl.arange(0, 2 * M), both)
 
 
-def test_shapes() -> None:
+def test_elements_keep_their_order_when_shapes_change() -> None:
     x = torch.randint(0, 9, (8, 16)).float()
     out = launch(shapes, torch.zeros(7, 128), x, M=8, N=16)
     assert torch.equal(out[0], x.T.reshape(-1))
@@ -395,7 +395,7 @@ def look_up(out, x, index, M: tl.constexpr, N: tl.constexpr):
     tl.store(out + at, tl.gather(tl.load(x + at), tl.load(index + at), 1))
 
 
-def test_gather() -> None:
+def test_gather_agrees_with_torch() -> None:
     x, index = torch.randn(4, 16), torch.randint(0, 16, (4, 16), dtype=torch.int32)
     out = launch(look_up, torch.empty(4, 16), x, index, M=4, N=16)
     assert torch.equal(out, x.gather(1, index.long()))
@@ -426,7 +426,7 @@ def count(out, x, N: tl.constexpr, BINS: tl.constexpr):
     tl.store(out + pid * BINS + tl.arange(0, BINS), tl.histogram(values, BINS))
 
 
-def test_histogram() -> None:
+def test_a_histogram_counts_each_program_by_itself() -> None:
     x = torch.randint(0, 16, (3, N), dtype=torch.int32)
     out = launch(count, torch.empty(3, 16, dtype=torch.int32), x, N=N, BINS=16, grid=3)
     for got, row in zip(out, x, strict=True):
@@ -497,7 +497,7 @@ def float_functions(out, x, y, N: tl.constexpr, SINGLE: tl.constexpr, LIBRARY: t
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_float_functions(dtype: torch.dtype) -> None:
+def test_float_functions_agree_with_torch(dtype: torch.dtype) -> None:
     a, b = torch.randn(2, N, dtype=torch.float64).to(dtype)
     single = dtype == torch.float32
     out = torch.empty(14 + single, N, dtype=dtype)
@@ -612,7 +612,7 @@ def float_assembly(out, x, y, N: tl.constexpr):
     tl.store(out + 2 * N + i, difference)
 
 
-def test_inline_assembly_of_floats() -> None:
+def test_inline_assembly_of_floats_is_executed() -> None:
     x, y = 3 * torch.randn(2, N)
     out = launch(float_assembly, torch.empty(3, N), x, y, N=N)
     softplus = torch.where(x > 2, x, x.exp().log1p())
@@ -666,7 +666,7 @@ def fast_functions(out, x, N: tl.constexpr):
     tl.store(out + 3 * N + i, libdevice.fast_dividef(a, 2 + a * a))
 
 
-def test_fast_variants_of_library_functions() -> None:
+def test_fast_variants_of_library_functions_agree_with_torch() -> None:
     x = torch.randn(N)
     out = launch(fast_functions, torch.empty(4, N), x, N=N)
     expected = torch.stack([x.cos(), x.sin(), x.exp(), x / (2 + x * x)])
@@ -690,7 +690,7 @@ def library_functions(out, integers, x, y, N: tl.constexpr):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_library_functions(dtype: torch.dtype) -> None:
+def test_library_functions_agree_with_torch(dtype: torch.dtype) -> None:
     a, b = (torch.rand(N) * 1.8 - 0.9).to(dtype), torch.randn(N).to(dtype)
     out, integers = torch.empty(8, N, dtype=dtype), torch.empty(2, N, dtype=torch.int32)
     launch(library_functions, out, integers, a, b, N=N)
@@ -715,7 +715,7 @@ def bits_of_floats(out, x, N: tl.constexpr):
     tl.store(out + i, libdevice.int_as_float(flipped))
 
 
-def test_library_functions_of_single_floats() -> None:
+def test_library_functions_of_float32_alone_are_known() -> None:
     x = torch.tensor([0.0, -1.5, torch.inf, 3.0])
     assert launch(bits_of_floats, torch.empty(4), x, N=4).tolist() == (-x).tolist()
     x = torch.tensor([-1.0, 0.25, 2.0, torch.nan])
@@ -859,7 +859,7 @@ def blocks(out, x, m, n, M: tl.constexpr, N: tl.constexpr):
         target = tl.advance(target, (0, N))
 
 
-def test_block_pointers() -> None:
+def test_block_pointers_stay_within_their_tensor() -> None:
     if tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 9):
         pytest.skip("block pointers ended with Triton 3.8")
     x = torch.randn(21, 37)
@@ -875,7 +875,7 @@ def descriptors(out, x, m, n, M: tl.constexpr, N: tl.constexpr):
         target.store([pid * M, j], source.load([pid * M, j]) + 1)
 
 
-def test_tensor_descriptors_made_in_the_kernel() -> None:
+def test_tensor_descriptors_may_be_made_in_the_kernel() -> None:
     x = torch.randn(21, 36)
     out = launch(descriptors, torch.empty(21, 36), x, 21, 36, M=8, N=16, grid=3)
     assert torch.equal(out, x + 1)
@@ -887,7 +887,7 @@ def descriptor_argument(out, x, M: tl.constexpr, N: tl.constexpr):
     out.store([pid * M, 0], x.load([pid * M, 0]) * 3)
 
 
-def test_tensor_descriptors_made_on_the_host() -> None:
+def test_tensor_descriptors_may_be_made_on_the_host() -> None:
     from triton.tools.tensor_descriptor import TensorDescriptor
 
     x, out = torch.randn(21, 16), torch.empty(21, 16)
@@ -950,7 +950,7 @@ def atomic_floats(out, x, N: tl.constexpr):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16])
-def test_float_atomics(dtype: torch.dtype) -> None:
+def test_float_atomics_of_all_programs_count(dtype: torch.dtype) -> None:
     x = torch.randint(-9, 9, (5, N)).to(dtype)
     if dtype == torch.float16:
         out = launch(atomic_half, torch.zeros(N, dtype=dtype), x, N=N, grid=5)
@@ -1029,7 +1029,7 @@ def batched_product(out, a, b, B: tl.constexpr, M: tl.constexpr):
     tl.store(out + i, tl.dot(tl.load(a + i), tl.load(b + i), input_precision="ieee"))
 
 
-def test_dot_of_three_dimensional_tiles() -> None:
+def test_dot_multiplies_three_dimensional_tiles() -> None:
     a, b = torch.randn(2, 4, 16, 16)
     out = launch(batched_product, torch.empty(4, 16, 16), a, b, B=4, M=16)
     assert torch.allclose(out, a @ b, rtol=0, atol=1e-5)
@@ -1061,7 +1061,7 @@ def tuples(out, parts, sizes, extra, N: tl.constexpr):
     tl.store(out + i, total)
 
 
-def test_tuples_and_none_as_arguments() -> None:
+def test_arguments_may_be_tuples_and_none() -> None:
     x, y, z = torch.randint(-9, 9, (3, N)).float()
     out = launch(tuples, torch.empty(N), (x, y), (2, 5), None, N=N)
     assert torch.equal(out, 2 * x + 5 * y)
@@ -1151,7 +1151,7 @@ def scalars(out, a, b, c, d):
     tl.store(out + 2, tl.where(d, 1.0, 2.0))
 
 
-def test_scalars_of_every_kind() -> None:
+def test_arguments_may_be_scalars_of_every_kind() -> None:
     out = launch(scalars, torch.empty(3), 2**40, 1.5, -3, True)
     assert out.tolist() == [float(np.float32(2**40) + 1.5), -3.0, 1.0]
 
@@ -1259,7 +1259,7 @@ def printing(x):
     tl.device_print("value", tl.load(x + pid))
 
 
-def test_device_print(capsys: pytest.CaptureFixture[str]) -> None:
+def test_device_print_names_its_program(capsys: pytest.CaptureFixture[str]) -> None:
     printing[(2,)](torch.tensor([1.5, 2.5]))
     lines = capsys.readouterr().out.splitlines()
     assert lines == ["pid (0, 0, 0) value:  1.5", "pid (1, 0, 0) value:  2.5"]

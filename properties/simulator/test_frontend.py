@@ -72,7 +72,7 @@ STORE = """
         ("index", Type("index")),
     ],
 )
-def test_types(text: str, expected: Type) -> None:
+def test_types_are_parsed(text: str, expected: Type) -> None:
     assert parse_type(text) == expected
 
 
@@ -251,7 +251,7 @@ def test_unknown_operations_are_rejected(line: str, named: str) -> None:
         ("0xFFF0000000000000 : f64", -np.inf),
     ],
 )
-def test_constants(text: str, value: object) -> None:
+def test_constants_have_the_values_that_are_printed(text: str, value: object) -> None:
     kind = text.rpartition(" : ")[2] if " : " in text else "i1"
     line = f'%c = "arith.constant"() <{{value = {text}}}> : () -> {kind}'
     source = lowering.generate(parse(function(line + '\n "tt.return"() : () -> ()')))
