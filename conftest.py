@@ -26,7 +26,7 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
         # That of a second checkout would test these kernels, or those there, with the rest of it.
         what = f"expected its own `properties`, but Python finds that of {ROOT}"
         raise pytest.UsageError(f"{here}: {what}; try here: python -m pytest")
-    # It is there already where this checkout is installed.
+    # An installed checkout has registered the plugin already.
     if not pluginmanager.has_plugin(plugin.NAME):
         pluginmanager.register(plugin, plugin.NAME)
         plugin.add_options(parser)

@@ -5,7 +5,7 @@ html_title = project
 extensions = ["myst_parser"]
 # Anchors of headings, as in the links between the documents of the repository.
 myst_heading_anchors = 3
-# It is part of the index.
+# The index includes the README.
 exclude_patterns = ["README.md"]
 # A block without a language is output.
 highlight_language = "text"

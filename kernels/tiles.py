@@ -800,7 +800,8 @@ TABLE: dict[tuple[str, str], tuple[Entry, ...]] = {
     ("merge_attention", "fused"): (Entry(tokens=16, max_dim=128), Entry(tokens=4)),
 }
 
-# It launches `attention`, each softmax as a head, so an index means the same entry in both.
+# `differential_attention` launches `attention`, with a head for each softmax, so an index means the
+# same entry in both.
 TABLE["differential_attention", "parallel"] = tuple(
     replace(
         entry,

@@ -241,8 +241,8 @@ _PROBLEMS = (
     _annotated(momentum_delta_rule, unit=("k", "p")),
     _annotated(titans, "momentum_delta_rule", unit=("k",)),
     _annotated(mesa_net, unit=("k",)),
-    # It norms what a model of zeros makes, which multiplies gradients by the inverse of a root of
-    # eps: float16 does not hold them with the default.
+    # It normalizes the outputs of a model of zeros, so gradients are multiplied by 1 / sqrt(eps):
+    # with the default they overflow float16.
     _annotated(ttt_linear, unit=("k",), options={"eps": 1e-2}),
     _pairs(based),
     _pairs(rebased),

@@ -115,7 +115,7 @@ def _compiled(
             yield futures[future], future.result()
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
-        # They would go on with what they have begun, beside what is timed.
+        # Children would finish their units while kernels are timed.
         for child in multiprocessing.active_children():
             child.terminate()
             child.join()

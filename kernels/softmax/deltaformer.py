@@ -151,7 +151,7 @@ def _read(
     store_rows(a + out, a_tile, rows, values, stride_v, left, value_dim)
     o_tile = others[:, None] * a_tile + w[:, None] * u_tile
     store_rows(o + out, o_tile, rows, values, stride_v, left, value_dim)
-    # All parts have the same.
+    # All parts compute the same sums: one of them writes.
     mine = rows < tl.where(part == 0, left, 0)
     tl.store(terms + place + rows, row_max, mask=mine)
     tl.store(terms + count + place + rows, weight_sum, mask=mine)

@@ -335,7 +335,7 @@ def cross_backward(
                     total += tl.load(at, mask=rows < left, other=0.0)
         if GATED:
             to = through + cell + head
-            # One of the parts writes it.
+            # All parts compute the same sum: one of them writes.
             mine = start == 0
             tl.store(to, tl.load(to, mask=mine, other=0.0) + tl.sum(total, 0), mask=mine)
     dm += ((first_span + own) * kv_heads + kv_head) * key_dim * key_dim

@@ -422,7 +422,7 @@ def _within_backward(
         place = place_in_heads(first, sequence, head, heads, tokens, PACKED)
         dgs = gradient_of_gates(ds, row_sums, column_sums, place, left, C)
         dgs += tl.load(through + cell * (key_dim + 1) + key_dim)
-        # One of the parts writes it.
+        # All parts compute the same sum: one of them writes.
         mine = rows < tl.where(part == 0, left, 0)
         tl.store(dgs_out + first * heads + head + rows * heads, dgs, mask=mine)
 

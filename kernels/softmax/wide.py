@@ -112,7 +112,7 @@ def wide_forward(
     out = acc / tl.where(weight_sum == 0.0, 1.0, weight_sum)[:, None]
     o += ((batch * num_queries + start_q) * heads + head) * value_dim + part * PART
     store_rows(o, heads * value_dim, rows, length_q, out, in_part)
-    # All parts have the same.
+    # All parts compute the same sums: one of them writes.
     mine = rows < tl.where(part == 0, length_q, 0)
     to = (batch * heads + head) * num_queries + start_q + rows
     tl.store(lse + to, (row_max + tl.log2(weight_sum)) * LN2, mask=mine)

@@ -47,7 +47,7 @@ LOGCUMSUMEXP = declare(
     reference.logcumsumexp,
     in_float32=True,
     wraps=HGRN,
-    # It keeps each sum, and rounds it: an ulp of a hundred is the error of an exponential.
+    # The definition rounds each sum, as kernels do: an ulp of a sum of 100 is the error of an exp.
     quiet_form=reference.logcumsumexp,
     modes=(Mode("fused_recurrent"),),
     roles={"x": Role.LOGIT},

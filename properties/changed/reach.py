@@ -181,7 +181,7 @@ def _dependencies(path: Path, test: str, named: frozenset[str], target: str) -> 
     nodes = [] if ops else [node for node in map(_NODE.fullmatch, named) if node]
     if not nodes:
         return closure(modules, instead=instead)
-    # It runs other tests, and what those depend on.
+    # The test runs other tests by name: add what those depend on.
     instead |= dict.fromkeys(LISTS, ())
     return closure(modules, instead=instead).union(
         *(_dependencies(ROOT / n[1], n[2], _relevant(named_in(n[3])), target) for n in nodes)
@@ -205,7 +205,7 @@ def _in_place_of_ops(ops: tuple[str, ...]) -> Mapping[str, frozenset[str]]:
     kernels = frozenset[str]().union(*(s.kernels for s in sources))
     return {
         KERNELS: kernels,
-        # It has the ops whose pages were imported.
+        # This module knows the ops whose pages were imported.
         f"{KERNELS}.recurrence": kernels,
         f"{KERNELS}.bench.problems": kernels,
         REFERENCE: reference,

@@ -26,7 +26,7 @@ def files_since(revision: str, root: Path) -> tuple[str, tuple[str, ...]]:
         base = _commit(revision, root)
         told = f"{revision} ({base[:9]})" if base is not None else ""
     else:
-        # All commits of main are in main: on that branch those count that are not shared yet.
+        # On main itself, compare with what `origin` has: every commit of main is in main.
         on_main = _git(root, "symbolic-ref", "--quiet", "HEAD") == _MAIN
         mains = (_SHARED, _MAIN) if on_main else (_MAIN, _SHARED)
         base = next(filter(None, (_git(root, "merge-base", "HEAD", name) for name in mains)), None)

@@ -153,7 +153,7 @@ class Worker:
             except CancelledError:
                 raise Stopped from None
             except (BrokenProcessPool, judging.Unloaded) as error:
-                # It was killed while idle, or did not get as far as the case.
+                # The process was killed while idle, or ended before it began the case.
                 why = error
         self.stopped = True
         raise Lost(f"a process that judges cases does not start: {why}")
@@ -224,7 +224,7 @@ class Worker:
         os.ftruncate(self.memory, 0)
         try:
             prepare()
-            # It starts the threads that replace the process.
+            # The first call starts the pool's threads, which replace processes that end.
             with held_up_for(_STARTING), without_interrupts():
                 self.running = self.pool.schedule(function, arguments)
         except (OSError, RuntimeError) as error:

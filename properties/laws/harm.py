@@ -90,7 +90,7 @@ def _right(run: Run, mistake: Mistake, inputs: Inputs, got: Results) -> bool:
         if isinstance(bad, Tensor) and bad.dtype == torch.bfloat16:
             dtype = "bfloat16"
     case = replace(case, dtype=dtype)
-    # Nobody promises the dtype of what comes of a mistake.
+    # The dtype of the result of a bad call is not promised.
     dtypes = {output.name: output.dtype_in(case) for output in op.outputs}
     cast = {name: y.to(dtypes[name]) for name, y in got.items()}
     try:

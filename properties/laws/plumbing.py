@@ -90,7 +90,7 @@ def _expect_all_digits_are_read(run: Run, inputs: Inputs, name: str, first: Resu
     may round its product with another, which is the other itself.
     """
     op, case = run.op, run.case
-    # It may be another argument's tensor, or one that a bound or the default leaves out.
+    # The argument may be another argument's tensor, or one that a bound or the default leaves out.
     if name not in inputs.tensors:
         return
     rounded = inputs.tensors[name].to(case.torch_dtype).to(torch.float32)

@@ -48,7 +48,7 @@ from properties.planting.trial import (
     failing_tests,
 )
 
-# It kills nearly every mutant that all laws in float32, or it in every dtype, kill.
+# This job kills nearly every mutant that all laws in float32, or this law in every dtype, kill.
 _MOST_TELLING = ("differential", "float32")
 # Checks that killed survivors of `_MOST_TELLING` in exhaustive runs.
 _TELLING = (

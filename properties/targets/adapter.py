@@ -304,7 +304,7 @@ class Adapter(Target):
                 for mode, one in modes.items()
             }
             for mode, one in self.ops[name].items():
-                # It is a part of the names of tests and files.
+                # Names of tests and files contain the mode.
                 if not (isinstance(mode, str) and re.fullmatch(r"[\w-]{1,60}", mode)):
                     what = "expected letters, digits, _ and -, 60 at most"
                     raise ValueError(f"{name}: mode {mode!r}, {what}")

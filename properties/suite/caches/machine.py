@@ -282,7 +282,7 @@ class KVMachine(RuleBasedStateMachine):
     def refuse(self, *calls: tuple[str, Callable[[], object]]) -> None:
         """Check that each call raises an error that names the argument, and changes nothing of the
         cache nor of its model."""
-        # It may be looked up, and kept, by a call that is refused later.
+        # A call may compute the table and keep it before it is refused.
         getattr(self.cache, "block_table", None)
         before = contents((self.cache, self.model))
         for argument, call in calls:
@@ -495,7 +495,7 @@ class KVMachine(RuleBasedStateMachine):
             self.reached.add("cropped")
             self.check_cropped(shorter)
         if idle:
-            # It must not hide what was forgotten before the crop.
+            # A step without tokens must not hide that keys were forgotten before the crop.
             self.idle_step(torch.zeros(self.batch, dtype=torch.int64))
 
     def idle_step(self, offset: Tensor) -> None:

@@ -260,7 +260,7 @@ MODES: Modes = {
             "gated_oja_rule",
             "fused_recurrent",
             forward_only=True,
-            # It asserts that.
+            # fla asserts this bound.
             bounds={"V of 128 at most": at_most(128, "V")},
         ),
     },
@@ -295,7 +295,7 @@ MODES: Modes = {
             **POSITIVE,
             "K of 128 at most": at_most(128),
             "mini-batches of 16, 32 or 64 tokens": _mini_batches,
-            # It asserts that.
+            # fla asserts this bound.
             "no gradients of a pack": _forward_of_packs,
         },
     ),

@@ -211,7 +211,7 @@ _ATTENTION: Mapping[str, Any] = {
     "bounds": {
         "causal": fixed_options(causal=True),
         "keys that are the queries' tokens": own_keys,
-        # It asserts that.
+        # fla asserts this bound.
         "K of 256 at most": at_most(256),
     },
     "unstated": {"splitting": "a second call has more keys than queries"},

@@ -123,7 +123,7 @@ def on_cpu() -> dict[str, Implementation]:
             _MASKED,
             tokens=_KEYS,
             bounds={"V = K": equal_widths},
-            # It refuses a mask that wants a gradient.
+            # This backend refuses a mask that needs a gradient.
             constants=("bias",),
         ),
     }
