@@ -114,9 +114,9 @@ def _sums_over_keys(
     high = bounds[3]
     row_max = tl.full((QUERIES,), float("-inf"), tl.float32)
     weight_sum = tl.zeros((QUERIES,), tl.float32)
-    of_d = tl.zeros((QUERIES,), tl.float32)
-    of_x = tl.zeros((QUERIES,), tl.float32)
-    of_xd = tl.zeros((QUERIES,), tl.float32)
+    d_sum = tl.zeros((QUERIES,), tl.float32)
+    x_sum = tl.zeros((QUERIES,), tl.float32)
+    xd_sum = tl.zeros((QUERIES,), tl.float32)
     acc = tl.zeros((QUERIES, in_v.shape[0]), tl.float32)
     if DIVIDED or not GRADIENT:
         for phase in tl.static_range(3):
@@ -135,9 +135,9 @@ def _sums_over_keys(
                     row_max = new_max
                     offset = -base[:, None]
                     weight_sum *= shrink
-                    of_d *= shrink
-                    of_x *= shrink
-                    of_xd *= shrink
+                    d_sum *= shrink
+                    x_sum *= shrink
+                    xd_sum *= shrink
                 weight, _ = _weigh(products, factor, offset, KIND)
                 if phase != 1:
                     weight = tl.where(visible, weight, 0.0)
@@ -145,21 +145,21 @@ def _sums_over_keys(
                     weight_sum += tl.sum(weight, 1)
                 if r_tile is not None:
                     weighted_x = weight * product(r_tile, tl.trans(k_tile), DTYPE)
-                    of_x += tl.sum(weighted_x, 1)
+                    x_sum += tl.sum(weighted_x, 1)
                 if GRADIENT:
                     d = product(do_tile, tl.trans(v_tile), DTYPE)
-                    of_d += tl.sum(weight * d, 1)
+                    d_sum += tl.sum(weight * d, 1)
                     if r_tile is not None:
-                        of_xd += tl.sum(weighted_x * d, 1)
+                        xd_sum += tl.sum(weighted_x * d, 1)
                 elif r_tile is None:
                     acc = product(weight, v_tile, DTYPE, acc=acc)
-    return weight_sum, of_d, of_x, of_xd, acc, row_max, offset
+    return weight_sum, d_sum, x_sum, xd_sum, acc, row_max, offset
 
 
 @triton.jit
 def _results_of_keys(
     q_tile, r_tile, do_tile, k, v, offset, bounds, query, window, shift, scale, factor,
-    inverse, of_d, mean, covariance, acc, stride_kt, stride_vt, in_k, in_v,
+    inverse, d_sum, mean, covariance, acc, stride_kt, stride_vt, in_k, in_v,
     KIND: tl.constexpr, DIVIDED: tl.constexpr, GRADIENT: tl.constexpr, CAUSAL: tl.constexpr,
     WINDOW: tl.constexpr, DTYPE: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
     FULL_K: tl.constexpr, FULL_V: tl.constexpr,
@@ -188,7 +188,7 @@ def _results_of_keys(
             if GRADIENT:
                 dp = product(do_tile, tl.trans(v_tile), DTYPE)
                 if DIVIDED:
-                    dp -= of_d[:, None]
+                    dp -= d_sum[:, None]
                 if r_tile is not None:
                     dr_acc = product(-weight * dp, k_tile, DTYPE, acc=dr_acc)
                     dp = share * dp + covariance[:, None]
@@ -245,7 +245,7 @@ def _by_query(
         do_tile = load_rows(do, stride_ot, first, rows, length_q, in_v, FULL_V, True)
 
     bounds = keys_of(first, last, shift, length_k, window, CAUSAL, WINDOW, KEYS, False)
-    weight_sum, of_d, of_x, of_xd, acc, row_max, offset = _sums_over_keys(
+    weight_sum, d_sum, x_sum, xd_sum, acc, row_max, offset = _sums_over_keys(
         q_tile, r_tile, do_tile, k, v, offset, bounds, query, window, shift, factor,
         stride_kt, stride_vt, in_k, in_v,
         KIND, DIVIDED, GRADIENT, CAUSAL, WINDOW, DTYPE, QUERIES, KEYS, FULL_K, FULL_V,
@@ -257,16 +257,16 @@ def _by_query(
         inverse = inverse_or_0(weight_sum)
         if not GRADIENT:
             acc *= inverse[:, None]
-    of_d *= inverse
-    mean = of_x * inverse
-    covariance = of_xd * inverse - mean * of_d
+    d_sum *= inverse
+    mean = x_sum * inverse
+    covariance = xd_sum * inverse - mean * d_sum
     row = (batch * num_queries + start_q) * heads + head
     if GRADIENT and DIVIDED:
         of_head = (batch * heads + head) * num_queries + start_q
         to = terms + (of_head + rows) * TERMS
         inside = rows < length_q
         tl.store(to, inverse, mask=inside)
-        tl.store(to + 1, of_d, mask=inside)
+        tl.store(to + 1, d_sum, mask=inside)
         if r is not None:
             tl.store(to + 2, mean, mask=inside)
             tl.store(to + 3, covariance, mask=inside)
@@ -274,7 +274,7 @@ def _by_query(
     if GRADIENT or r is not None:
         acc, dq_acc, dr_acc = _results_of_keys(
             q_tile, r_tile, do_tile, k, v, offset, bounds, query, window, shift, scale, factor,
-            inverse, of_d, mean, covariance, acc, stride_kt, stride_vt, in_k, in_v,
+            inverse, d_sum, mean, covariance, acc, stride_kt, stride_vt, in_k, in_v,
             KIND, DIVIDED, GRADIENT, CAUSAL, WINDOW, DTYPE, QUERIES, KEYS, FULL_K, FULL_V,
         )  # fmt: skip
     if GRADIENT:
