@@ -9,7 +9,9 @@ import sys
 from dataclasses import replace
 from fcntl import LOCK_EX, flock
 from pathlib import Path
+from threading import Thread
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -182,6 +184,16 @@ def test_fewer_open_files_than_processes_need_are_rejected(
     assert ended.value.code == 2
     message = "open files: 70 at most (ulimit -n), expected 80 for 1 process"
     assert message in capsys.readouterr().err
+
+
+def test_a_machine_that_starts_no_thread_begins_no_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Thread, "start", Mock(side_effect=RuntimeError("can't start new thread")))
+    with pytest.raises(SystemExit) as ended:
+        main(["--jobs", "1", "--op", "l2norm"])
+    assert ended.value.code == 2
+    assert "threads: can't start new thread (ulimit -u), expected" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

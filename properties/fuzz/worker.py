@@ -13,6 +13,7 @@ from dataclasses import replace
 from itertools import count as counting
 from itertools import cycle, islice, takewhile
 from pathlib import Path
+from threading import Thread
 from time import monotonic, sleep
 from traceback import FrameSummary
 from typing import Any, TypeVar
@@ -340,7 +341,8 @@ def crew(origin: Origin, limit: float, count: int | None) -> list[Worker]:
         count: None for one per GPU; without GPUs, one per core.
 
     Raises:
-        ValueError: there are more than its memory or the limit of open files allows.
+        ValueError: there are more than its memory or the limit of open files allows, or it starts
+            no thread.
     """
     devices: list[str | None] = [*gpus(origin.device)]
     most = _memory() // (2 * _LEAST)
@@ -355,6 +357,10 @@ def crew(origin: Origin, limit: float, count: int | None) -> list[Worker]:
         raise ValueError(f"{what} for {counted(count, 'process')}")
     if soft < files:
         resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
+    try:
+        Thread(target=int).start()
+    except RuntimeError as error:
+        raise ValueError(f"threads: {error} (ulimit -u), expected some for each process") from error
     seats = islice(cycle(devices or [None]), count)
     return [Worker(origin, limit, growth(count), gpu) for gpu in seats]
 
