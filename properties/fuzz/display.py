@@ -1,5 +1,6 @@
 """The fuzzer's output while it runs and at its end."""
 
+from collections import Counter
 from collections.abc import Iterator
 
 from rich.console import Console, ConsoleOptions
@@ -52,11 +53,10 @@ class Display:
         for title, counts in (
             ("known failures met, by examples", self.log.excused),
             ("no findings, as the machine may be at fault", self.log.unrepeated),
+            ("not tested, by examples that it spoiled", Counter(self.log.untested)),
         ):
             if counts:
                 yield f"{title}: {', '.join(f'{n} {count}' for n, count in counts.most_common())}"
-        if self.log.unknown:
-            yield f"not tested, as the machine may be at fault: {', '.join(self.log.unknown)}"
         untried = sum(not tally.examples for tally in self.log.tallies.values())
         if untried:
             jobs = counted(len(self.log.tallies), "job")

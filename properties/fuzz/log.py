@@ -56,6 +56,10 @@ class Tally:
     def judged(self) -> int:
         return self.examples - self.unjudged
 
+    @property
+    def untested(self) -> bool:
+        return self.unjudged > self.judged
+
     def __add__(self, other: "Tally") -> "Tally":
         return Tally(
             self.examples + other.examples,
@@ -216,18 +220,18 @@ class Log:
         self.excused.update(answer.excused)
 
     @property
-    def unknown(self) -> list[str]:
-        """Kernels of whose examples less than half were judged, with the counts of others."""
+    def untested(self) -> dict[str, int]:
+        """Kernels of whose examples less than half were judged → the others."""
         kernels = self._summed((job.op, job.mode) for job in self.tallies)
-        return [
-            f"{op} ({mode}) {tally.unjudged} of {tally.examples}"
+        return {
+            f"{op} ({mode})": tally.unjudged
             for (op, mode), tally in kernels.items()
-            if tally.unjudged > tally.judged
-        ]
+            if tally.untested
+        }
 
     @property
     def failed(self) -> bool:
-        return bool(self.buckets or self.errors or self.unknown or not self.total.judged)
+        return bool(self.buckets or self.errors or self.untested or not self.total.judged)
 
     def rows(self) -> dict[tuple[str, str], Tally]:
         return self._summed((job.op, job.law) for job in self.tallies)

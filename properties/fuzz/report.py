@@ -67,6 +67,7 @@ def data(night: Night, state: str) -> dict[str, Any]:
         "left": night.left,
         **_numbers(log.total),
         "bug_count": log.bug_count,
+        "judged": log.total.judged,
         "causes": [
             {"line": cause.line, "bugs": [bucket.name for bucket in cause.buckets]}
             for cause in causes
@@ -79,6 +80,7 @@ def data(night: Night, state: str) -> dict[str, Any]:
         },
         "known_failures": log.excused,
         "not_repeated": log.unrepeated,
+        "not_tested": log.untested,
         "errors_of_the_suite": log.errors,
     }
 
@@ -173,6 +175,8 @@ def _junit(log: Log) -> str:
                 results.append(result)
         if tally.broken:
             results.append(Error("an error of the suite or of the target's adapter"))
+        if tally.untested:
+            results.append(Error("most examples could not be judged"))
         if not tally.examples and not results:
             results.append(Skipped("no example"))
         test.result = results

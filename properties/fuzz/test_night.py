@@ -121,7 +121,7 @@ def test_a_case_whose_process_somebody_ends_is_no_failure() -> None:
     assert log.unrepeated == {KILLED.law: 1}
     # Nor does it pass.
     assert log.failed
-    assert log.unknown == ["l2norm (fused) 1 of 1"]
+    assert log.untested == {"l2norm (fused)": 1}
 
 
 CRASHING = Fingerprint("norm", "ends with SIGSEGV", place="kernel.py:3")
