@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from properties.targets import Adapter, Implementation, Target
     from properties.targets.bare import Bare
     from properties.targets.ledger import KnownFailure, Raised, Told, Wrong
+    from properties.targets.modules import Unsupported
     from regressions.known_bug import KnownBug
 
 _HOME = f"{__name__}." if "__path__" in globals() else ""
@@ -35,6 +36,7 @@ _FROM = {
     "Target": "properties.targets",
     "TestAt": "properties.planting.trial",
     "Told": "properties.targets.ledger",
+    "Unsupported": "properties.targets.modules",
     "Wrong": "properties.targets.ledger",
     "main": "properties.command",
 }
@@ -52,6 +54,7 @@ __all__ = [
     "Target",
     "TestAt",
     "Told",
+    "Unsupported",
     "Wrong",
     "main",
 ]

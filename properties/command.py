@@ -11,13 +11,13 @@ from properties import HOME, ROOT
 # A package that `python -m` runs, and what it does.
 COMMANDS = {
     "fuzz": ("properties.fuzz", "draw cases until the time is up, and report what breaks a law"),
-    "test": ("pytest", "test the laws with pytest, and that the ledger is current"),
+    "test": ("pytest", "test laws and caches with pytest, and that the ledger is current"),
     "simulate": ("properties.simulator", "run a Triton script on the CPU, every address checked"),
     "mutants": ("properties.mutants", "plant mistakes in kernels, and see which are noticed"),
     "regressions": (f"{HOME}regressions", "see known bugs caught when they are planted again"),
     "tune": ("properties.tune", "search for faster tiles on a GPU, each checked by the oracle"),
 }
-TESTS = ("properties/suite/test_laws.py", "properties/suite/test_ledger.py")
+TESTS = tuple(f"properties/suite/test_{what}.py" for what in ("laws", "target_modules", "ledger"))
 
 
 def parser() -> argparse.ArgumentParser:

@@ -178,7 +178,8 @@ class Selection:
         """The selected jobs that the target has, in the order of the catalogue.
 
         Raises:
-            ValueError: a name is unknown, or no job has all of the names.
+            ValueError: a name is unknown, no job has all of the names, or the target has nothing at
+                all.
         """
         modes = {op.name: target.modes(op) for op in OPS.values()}
         known = {
@@ -194,8 +195,8 @@ class Selection:
                     expected = f"expected one of {', '.join(names)}"
                     raise ValueError("; ".join([f"{what}: {name!r}, {expected}", *why]))
         chosen = [job for job in _jobs(target) if self._wants(job)]
-        if not chosen:
-            asked = [f"{what} {' or '.join(names)}" for what, (names, _) in known.items() if names]
+        asked = [f"{what} {' or '.join(names)}" for what, (names, _) in known.items() if names]
+        if not chosen and (asked or not (target.caches or target.rotary)):
             told = f"nothing of {' and '.join(asked)}" if asked else "no op"
             raise ValueError("; ".join([f"target {target.name}: it has {told}", *why]))
         return chosen

@@ -106,10 +106,13 @@ class Options:
         """The log kept in `--resume`, or a new one.
 
         Raises:
-            ValueError: it is of another target or seed, or of jobs that are not selected.
+            ValueError: it is of another target or seed, or of jobs that are not selected, or the
+                target has no op.
         """
         selection = Selection(*map(tuple, (self.op, self.mode, self.law, self.dtype)))
         jobs = selection.jobs(target)
+        if not jobs:
+            raise ValueError(f"target {target.name}: it has no op; pytest tests the rest")
         log = Log.read(self.resume) if self.resume is not None else None
         if log is None:
             seed = random.randrange(2**31) if self.seed is None else self.seed

@@ -23,6 +23,7 @@ PLACES = {
     "properties/targets": "adapters",
     "properties/fuzz/planted.py": "the op with which the fuzzer is tested",
     "properties/simulator/bench.py": "the kernels with which simulators are timed",
+    "properties/suite/layers/adapted.py": "rotary embeddings of a target turn as the op does",
     "properties/suite/caches": "tests of caches, which are built on attention",
     "properties/verdict/noise.py": "operations of PyTorch, some of one name with ours",
     "properties/verdict/calibrate.py": "kernels that are emulated",

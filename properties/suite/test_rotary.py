@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import reference
 from properties.laws import Subject
+from properties.suite.layers.scalings import KINDS, factors
 from reference.position.test_tables import LLAMA3, YARN
 
 # The module's tables start with this many rows and then double.
@@ -69,38 +70,6 @@ def test_tables_are_those_of_the_reference_rounded_once(
         assert ((x.cpu().double() - y).abs() <= angles + rounding).all()
 
 
-KINDS = ("default", "linear", "ntk", "dynamic", "yarn", "llama3", "longrope", "proportional")
-
-
-def _factors(kind: str, pairs: int) -> st.SearchStrategy[dict[str, Any]]:
-    """A scaling of a type for so many pairs, with and without the factors that have defaults."""
-    factor, original = st.sampled_from([1.0, 2, 2.5, 40.0]), st.sampled_from([2, 100, 4096])
-    numbers = st.lists(st.sampled_from([1.0, 1.5, 64]), min_size=pairs, max_size=pairs)
-    scaled = {"factor": factor}
-    grown = scaled | {"original_max_position_embeddings": original}
-    mscale = st.sampled_from([0.0, 0.707, 1.0])
-    beta = {"beta_fast": st.sampled_from([2.5, 32, 64.0]), "beta_slow": st.sampled_from([0.5, 1])}
-    ramp = beta | {"mscale": mscale, "mscale_all_dim": mscale, "truncate": st.booleans()}
-    turns = {
-        "low_freq_factor": st.sampled_from([0.5, 1.0]),
-        "high_freq_factor": st.sampled_from([2.0, 4]),
-    }
-    given = {"attention_factor": st.none() | st.just(1.25)}
-    some = st.sampled_from([0.0, 0.25, 0.5, 0.99, 1])
-    kinds: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-        "default": ({}, {}),
-        "linear": (scaled, {}),
-        "ntk": (scaled, {}),
-        "dynamic": (grown, {}),
-        "yarn": (grown, ramp | given),
-        "llama3": (grown | turns, {}),
-        "longrope": (grown | {"short_factor": numbers, "long_factor": numbers}, given),
-        "proportional": ({"partial_rotary_factor": some}, scaled),
-    }
-    needed, optional = kinds[kind]
-    return st.fixed_dictionaries({"rope_type": st.just(kind), **needed}, optional=optional)
-
-
 # An example takes a millisecond, and some factors matter only together.
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=100)
@@ -111,7 +80,7 @@ def test_scaled_tables_are_those_of_the_reference(
     from kernels import rotary_frequencies, rotary_tables
 
     pairs = data.draw(st.integers(1, 9), "pairs")
-    scaling = data.draw(_factors(kind, pairs), "scaling")
+    scaling = data.draw(factors(kind, pairs), "scaling")
     base = data.draw(st.sampled_from([100.0, 10_000.0, 5e6]), "base")
     original = scaling.get("original_max_position_embeddings", 100)
     around = [original - 1, original, original + 1]

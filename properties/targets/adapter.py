@@ -19,6 +19,7 @@ from properties.catalogue.telescope import Telescope
 from properties.device import emulated
 from properties.simulator import driver
 from properties.targets.bounds import Bound
+from properties.targets.modules import TOLD_TO_CACHES, TOLD_TO_ROTARY, Caches, Rotaries, check
 from properties.targets.packs import UNPACKABLE, call_packed
 from properties.targets.target import Target
 
@@ -269,6 +270,7 @@ class Adapter(Target):
     Args:
         ops: op → mode → its implementation, or just a function.
         bitwise, remarks: see `Target`.
+        caches, rotary: see `Target`.
         triton: its kernels are Triton's, and may choose tiles by a GPU's shared memory; in the
             simulator it then has the law `large_calls`, and other GPUs.
 
@@ -283,11 +285,17 @@ class Adapter(Target):
         self,
         ops: Mapping[str, Mapping[str, Implementation | Function]],
         *,
+        caches: Caches | None = None,
+        rotary: Rotaries | None = None,
         bitwise: bool = False,
         triton: bool = False,
         remarks: tuple[str, ...] = (),
     ) -> None:
         self.bitwise, self.triton = bitwise, triton
+        self.caches = {} if caches is None else caches
+        self.rotary = {} if rotary is None else rotary
+        check("caches", self.caches, TOLD_TO_CACHES)
+        check("rotary", self.rotary, TOLD_TO_ROTARY)
         self.remarks = remarks
         if isinstance(remarks, str) or not all(isinstance(one, str) for one in remarks):
             raise ValueError(f"remarks: {remarks!r}, expected a tuple of texts")

@@ -1,6 +1,7 @@
 """Targets: implementations of all or part of the catalogue."""
 
 from collections.abc import Collection, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from properties.cases.case import Case
@@ -8,6 +9,7 @@ from properties.cases.contexts import CONTEXTS
 from properties.cases.values import COTANGENTS
 from properties.catalogue import OPS
 from properties.catalogue.op import Function, Op
+from properties.targets.modules import Caches, Rotaries
 from properties.verdict.exceptions import message_of
 
 
@@ -27,6 +29,8 @@ class Target:
         remarks: sentences about what this release lacks.
         cotangents: names of `properties.cases.values.COTANGENTS`; with other than ordinary ones
             intermediate results leave the range of float16.
+        caches, rotary: name → class or function that makes a cache of keys and values, or a rotary
+            embedding with tables of its own, see `properties.targets.modules`.
     """
 
     name = ""
@@ -37,6 +41,8 @@ class Target:
     remarks: tuple[str, ...] = ()
     contexts: tuple[str, ...] = ("grad", "no_grad", "inference_mode")
     cotangents: tuple[str, ...] = ("ordinary",)
+    caches: Caches = MappingProxyType({})
+    rotary: Rotaries = MappingProxyType({})
 
     def chooses_by_count(self, op: Op, case: Case) -> bool:
         """Whether it takes other tiles for one sequence than for all of a case, so that bits may
