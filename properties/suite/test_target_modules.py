@@ -8,7 +8,7 @@ from properties.device import activate
 from properties.laws import Subject
 from properties.suite.caches.adapted import AdaptedMachine
 from properties.suite.caches.machine import run, variant
-from properties.suite.layers.adapted import check, scalings
+from properties.suite.layers.adapted import Scaling, check, scalings
 from properties.targets import load
 
 
@@ -19,7 +19,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("cache", tuple(target.caches))
     if "rotary" in metafunc.fixturenames:
         each = [(name, kind) for name, make in target.rotary.items() for kind in scalings(make)]
-        metafunc.parametrize(("rotary", "kind"), each)
+        ids = [
+            f"{name}-{kind if isinstance(kind, str) else kind['rope_type']}" for name, kind in each
+        ]
+        metafunc.parametrize(("rotary", "kind"), each, ids=ids)
 
 
 def test_a_cache_in_any_order_of_calls(cache: str, subject: Subject) -> None:
@@ -31,6 +34,6 @@ def test_a_cache_in_any_order_of_calls(cache: str, subject: Subject) -> None:
 @settings(max_examples=100)
 @given(data=st.data())
 def test_a_rotary_embedding_makes_the_tables_of_its_scaling(
-    data: st.DataObject, rotary: str, kind: str, subject: Subject
+    data: st.DataObject, rotary: str, kind: Scaling, subject: Subject
 ) -> None:
     check(data, subject.target.rotary[rotary], kind, subject.device)

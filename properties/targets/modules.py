@@ -40,8 +40,8 @@ class Cache(Protocol):
 class Rotary(Protocol):
     """A rotary embedding that makes its tables, and may keep them for the next call.
 
-    With `scalings` it knows these types of scalings alone, and with `interleaved` it pairs
-    neighbours instead of halves, unless the signature has it.
+    With `scalings` it knows these alone, each a type or a dict of a type and its factors. With
+    `interleaved` it pairs neighbours instead of halves, unless the signature has it.
     """
 
     def rotate(self, x: Tensor, position_ids: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """Rotary embeddings of a target that make their tables, compared with tables in float64."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -22,22 +22,26 @@ STARTS = st.sampled_from([0, 3, 60, 250, 1000, 4090, 5000])
 LENGTH = 5010
 
 
-def scalings(make: Callable[..., Rotary]) -> tuple[str, ...]:
-    """The types of scalings that it has."""
-    known: tuple[str, ...] = getattr(make, "scalings", KINDS)
+Scaling = str | Mapping[str, Any]
+
+
+def scalings(make: Callable[..., Rotary]) -> tuple[Scaling, ...]:
+    """The scalings that it has: types, of which factors are drawn, or one with its factors."""
+    known: tuple[Scaling, ...] = getattr(make, "scalings", KINDS)
     return known if has(make, "scaling") else ("default",)
 
 
 def check(
-    draw: st.DataObject, make: Callable[..., Rotary], kind: str, device: torch.device
+    draw: st.DataObject, make: Callable[..., Rotary], kind: Scaling, device: torch.device
 ) -> None:
     """Make a rotary embedding and call it several times: no call may depend on those before."""
     pairs, unrotated = draw.draw(st.tuples(st.integers(1, 9), st.sampled_from([0, 0, 3])), "pairs")
+    scaling = factors(kind, pairs, ORIGINALS) if isinstance(kind, str) else st.just(kind)
     told = {
         "head_dim": 2 * pairs + (unrotated if has(make, "rotary_dim") else 0),
         "rotary_dim": 2 * pairs,
         "base": draw.draw(st.sampled_from([10_000.0, 500.0, 5e6]), "base"),
-        "scaling": draw.draw(factors(kind, pairs, ORIGINALS), "scaling"),
+        "scaling": draw.draw(scaling, "scaling"),
         "interleaved": draw.draw(st.booleans(), "interleaved"),
         "length": LENGTH,
         "dtype": draw.draw(st.sampled_from(DTYPES), "dtype"),

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import reference
 from properties.profiles import drawn_only
-from properties.suite.layers.adapted import check, scalings
+from properties.suite.layers.adapted import Scaling, check, scalings
 from properties.targets.modules import Unsupported
 
 
@@ -76,6 +76,26 @@ class _ScalesTheBase(_Rotary):
         return cos, sin
 
 
+class _OfOneModel(_Rotary):
+    """The factor of another model is built in."""
+
+    scalings = (
+        {
+            "rope_type": "llama3",
+            "factor": 32.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192,
+        },
+    )
+
+    def tables(self, length: int) -> tuple[Tensor, Tensor]:
+        assert self.options["scaling"] == self.scalings[0]
+        options = {**self.options, "scaling": {**self.scalings[0], "factor": 8.0}}
+        cos, sin = reference.rotary_tables(length, self.rotary_dim, **options)
+        return cos, sin
+
+
 class _ByOffset:
     """Neighbours, without a scaling, from an offset on."""
 
@@ -89,7 +109,7 @@ class _ByOffset:
         return reference.rotary_embedding(x, cos, sin, seqlen_offsets=offset, interleaved=True)
 
 
-def _look(make: Any, kind: str, device: torch.device, examples: int) -> None:
+def _look(make: Any, kind: Scaling, device: torch.device, examples: int) -> None:
     @settings(drawn_only(examples), derandomize=True)
     @given(st.data())
     def look(data: st.DataObject) -> None:
@@ -113,8 +133,11 @@ def test_the_oracle_is_accepted(make: Any, device: torch.device) -> None:
         (_WithoutFactor, "yarn"),
         (_WithoutGradient, "default"),
         (_ScalesTheBase, "yarn"),
+        (_OfOneModel, *scalings(_OfOneModel)),
     ],
 )
-def test_a_bug_of_a_rotary_embedding_is_noticed(make: Any, kind: str, device: torch.device) -> None:
+def test_a_bug_of_a_rotary_embedding_is_noticed(
+    make: Any, kind: Scaling, device: torch.device
+) -> None:
     with pytest.raises(AssertionError, match="is rotated otherwise"):
         _look(make, kind, device, 100)
