@@ -64,7 +64,9 @@ def _windows_of(keys: int, queries: int) -> SearchStrategy[int | None]:
     # A window that ends where a tile of keys ends has whole tiles without a mask.
     at_tiles = [n + d for n in (16, 32, 64, 128) for d in (-1, 0, 1) if n + d < keys]
     of_tiles = st.sampled_from(at_tiles) if at_tiles else narrow
-    return seldom_none(narrow, of_tiles, of_tiles, others, others)
+    # A window wider than the keys may still hide some from a query without a key of its own.
+    wider = [st.integers(keys + 1, queries)] * 2 if keys < queries else []
+    return seldom_none(narrow, of_tiles, of_tiles, others, others, *wider)
 
 
 def count(

@@ -1,0 +1,44 @@
+"""Every window of a few queries and keys, with more of either.
+
+A window wider than the keys may still hide some of them from a query without a key of its own.
+"""
+
+from dataclasses import replace
+
+import pytest
+
+from properties.catalogue import OPS
+from properties.laws import Run, Subject
+from properties.laws.expect import compare_with_oracle
+
+_TOKENS = [(6, 2), (2, 6), (4, 4)]
+
+
+def _options(name: str) -> set[str]:
+    return {option.name for option in OPS[name].options}
+
+
+@pytest.mark.parametrize(("queries", "keys"), _TOKENS)
+@pytest.mark.parametrize(
+    ("name", "causal"),
+    [
+        (op.name, causal)
+        for op in OPS.values()
+        if op.own_keys and "window" in _options(op.name)
+        for causal in ((False, True) if "causal" in _options(op.name) else (None,))
+    ],
+)
+def test_every_window_agrees_with_the_oracle(
+    name: str, causal: bool | None, queries: int, keys: int, subject: Subject
+) -> None:
+    op = OPS[name]
+    dims = {letter: 1 if letter in "BGHR" else 4 for letter in op.dims}
+    full = op.full(op.modes[0].name, dims, (queries,), packed=False)
+    plain = replace(full, dtype="float32", given=())
+    options = {**plain.options} | ({} if causal is None else {"causal": causal})
+    for window in range(1, queries + keys + 2):
+        given = {**options, "window": window}
+        case = op.settle(replace(plain, key_lengths=(keys,), options=given))
+        inputs, cotangents = subject.inputs(op, case), subject.cotangents(op, case)
+        got = subject.run(op, case, inputs, cotangents)
+        compare_with_oracle(Run("differential", op, case, subject), inputs, cotangents, got)
