@@ -79,8 +79,9 @@ def _backward(
     z = x + bias[None, :]
     if BOUNDED:
         dy = dg * bound * _slope(A * z)
-        dA_log = dy * (A * z)
         dz = dy * A
+        # Not dy · (A z), which is 0 · inf where A z overflows.
+        dA_log = dz * z
     else:
         dA_log = dg * (-A * _softplus(z))
         dz = dg * -A * tl.sigmoid(z)
