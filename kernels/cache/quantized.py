@@ -1,5 +1,6 @@
 """A paged cache of 8-bit numbers."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -130,6 +131,19 @@ class QuantizedCache(PagedCache):
         held = scales[page[:, 0].clamp(min=0), begin % self.page_size]
         found[:, 0] = torch.where((begin < length)[:, None], held, found[:, 0])
         return found.gather(1, block)[..., None]
+
+    def _attend(
+        self,
+        q: Tensor,
+        update: Update,
+        attention: Callable[..., tuple[Tensor, Tensor | None]] | None,
+        options: dict[str, Any],
+    ) -> tuple[Tensor, Tensor | None]:
+        if attention is None:
+            return super()._attend(q, update, None, options)
+        # A view is float32, and an attention takes tensors of one dtype.
+        o, lse = super()._attend(q.float(), update, attention, options)
+        return o.to(q.dtype), lse
 
     def _view(self, update: Update) -> CacheView:
         codes = super()._view(update)

@@ -129,3 +129,17 @@ def test_a_weight_times_a_scale_is_no_16_bit_number(
             num_splits=num_splits,
         )
         assert (o == code * scale).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_an_attention_of_the_callers_reads_dequantized_tokens(
+    dtype: torch.dtype, device: torch.device
+) -> None:
+    """Tokens are float32 then, whatever the dtype of the queries, as in the reference."""
+    q, k, v = (torch.randn(1, 3, 2, 16, dtype=dtype, device=device) for _ in range(3))
+    cache = kernels.QuantizedCache(1, 4, 4, 2, 16, 16, dtype=dtype, device=device)
+    o, _ = cache.attend(q, k, v, attention=kernels.attention)
+    model = reference.QuantizedCache(1, torch.int8)
+    want, _ = model.attend(q.cpu(), k.cpu(), v.cpu())
+    # Of one dtype too.
+    torch.testing.assert_close(o.cpu(), want)
