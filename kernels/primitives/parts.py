@@ -38,6 +38,8 @@ def add_parts(parts: Float[Tensor, "parts *shape"], dtype: torch.dtype) -> Float
     count = parts.shape[0]
     if count == 1:
         return parts[0]
+    if parts.dtype != torch.float32:
+        raise TypeError(f"parts: {parts.dtype}, expected torch.float32 where there are {count}")
     total = torch.empty(parts.shape[1:], dtype=dtype, device=parts.device)
     size = total.numel()
     # Many parts are those of a small tensor: one at a time, few programs would wait for each.
