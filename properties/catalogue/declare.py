@@ -159,6 +159,9 @@ def declare(
     if grouped:
         drawn = drawn - {"H"} | {"R"}
     known_dims = {**_DIMS, **dict.fromkeys(sorted(drawn - {*_DIMS}), _COUNTS), **dims}
+    values = tuple(x.name for x in arguments if x.role in (Role.VALUE, Role.STATE))
+    linear_in = special.get("linear_in", values)
+    any_size = bool(linear_in) or "of_any_size" in special
     fields: dict[str, Any] = {
         "name": oracle.__name__,
         "oracle": oracle,
@@ -170,12 +173,13 @@ def declare(
         "outputs": outputs,
         "dims": {letter: size for letter, size in known_dims.items() if letter in drawn},
         "work": work,
-        "recipes": _recipes(recipes, arguments, of_any_size="of_any_size" in special),
+        "recipes": _recipes(recipes, arguments, of_any_size=any_size),
         "sizes": _sizes(every, options, grouped, sizes),
         "settle": _settled(options, settle),
         "packed_by": tuple(filter(_packs, signature.parameters)),
         "own_keys": "S" in every,
-        "linear_in": tuple(x.name for x in arguments if x.role in (Role.VALUE, Role.STATE)),
+        "linear_in": linear_in,
+        "of_any_size": lambda case: linear_in,
         "continues_by": _continuation(names, every),
         **({"mistakes": more_states} if "initial_state" in names else {}),
         **special,

@@ -187,8 +187,9 @@ MOMENTUM_DELTA_RULE = declare(
     },
     amend=_erasing,
     work=lambda n: n["H"] * n["T"] * n["K"] * (n["T"] + 4 * n["K"]),
-    # A state that is a sum of sums outgrows the integers that float32 holds.
+    # A state that is a sum of sums outgrows the integers that float32 holds, and grows on the way.
     recipes=_ROUNDED,
+    of_any_size=lambda case: (),
 )
 
 TITANS = declare(
@@ -202,6 +203,7 @@ TITANS = declare(
     },
     work=lambda n: n["H"] * n["T"] * (n["T"] * 2 + n["K"] * n["V"] / 12),
     recipes=_ROUNDED,
+    of_any_size=lambda case: (),
 )
 
 

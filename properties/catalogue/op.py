@@ -204,6 +204,7 @@ class Op:
             budget of one call in 16 bits is that of float32, and one rounding.
         of_any_size: names of the tensors that may hold numbers of about 2^-48 and 2^48 in this case
             (2^-12 and 2^12 in float16), as may cotangents: no intermediate overflows float32.
+            By default those of `linear_in`.
         nonnegative: whether queries, keys and the last column of a state, which is a sum of keys,
             are drawn without sign in this case: they sum to a normalizer, near whose zeros no error
             is bounded.
