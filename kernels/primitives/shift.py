@@ -30,8 +30,8 @@ def of_the_token_before(
 
 
 def last_tokens(
-    tensors: Sequence[Float[Tensor, "B T *D"]], cu_seqlens: Int[Tensor, " N+1"] | None
-) -> tuple[list[Float[Tensor, "N *D"]], Bool[Tensor, " N"]]:
+    tensors: Sequence[Float[Tensor, "B T ..."]], cu_seqlens: Int[Tensor, " N+1"] | None
+) -> tuple[list[Float[Tensor, "N ..."]], Bool[Tensor, " N"]]:
     """Return the last token of each sequence in float32, 0 for an empty one, and which are empty.
 
     T is not 0.
@@ -41,6 +41,5 @@ def last_tokens(
         return [x[:, -1].float() for x in tensors], some
     last, empty = (cu_seqlens[1:] - 1).clamp(min=0), cu_seqlens.diff() == 0
     # An empty sequence reads a token of another one, which may be NaN.
-    nothing = empty.view(-1, *[1] * (tensors[0].dim() - 2))
     found = (x[0].index_select(0, last).float() for x in tensors)
-    return [torch.where(nothing, 0.0, x) for x in found], empty
+    return [torch.where(empty.view(-1, *[1] * (x.dim() - 1)), 0.0, x) for x in found], empty
