@@ -311,7 +311,8 @@ def wrapper(
     Args:
         run: takes every argument by its name, and may launch kernels before it calls `wraps`: what
             annotations describe is checked by then, but not the values of `cu_seqlens`, which the
-            kernels of `wraps` check.
+            kernels of `wraps` check. It calls `compute` with `within` where it has tensors of 16
+            bits in float32, so that their gradients stay float32, and otherwise the op itself.
         wraps: the name of the recurrence, whose modes and tiles the op has.
         same_dtype, outputs, raises: as for `documented`.
     """
