@@ -47,6 +47,7 @@ from kernels.linear.lightnet import lightnet
 from kernels.linear.linear_attn import linear_attn
 from kernels.linear.log_linear_attn import log_linear_attn
 from kernels.linear.mamba2 import mamba2
+from kernels.linear.mamba3 import mamba3
 from kernels.linear.mlstm import mlstm
 from kernels.linear.rwkv4 import rwkv4
 from kernels.linear.rwkv6 import rwkv6
@@ -123,6 +124,7 @@ __all__ = [
     "log_linear_attn",
     "logcumsumexp",
     "mamba2",
+    "mamba3",
     "mean_pooling",
     "merge_attention",
     "mesa_net",

@@ -50,6 +50,7 @@ from reference.linear.lightnet import lightnet
 from reference.linear.linear_attn import linear_attn
 from reference.linear.log_linear_attn import log_linear_attn
 from reference.linear.mamba2 import mamba2
+from reference.linear.mamba3 import mamba3
 from reference.linear.mlstm import mlstm
 from reference.linear.polynomial import based, rebased
 from reference.linear.rwkv4 import rwkv4
@@ -123,6 +124,7 @@ __all__ = [
     "log_linear_attn",
     "logcumsumexp",
     "mamba2",
+    "mamba3",
     "mean_pooling",
     "merge_attention",
     "mesa_net",

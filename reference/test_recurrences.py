@@ -28,7 +28,9 @@ CHOICES = {"reverse": True, "use_qk_l2norm_in_kernel": True, "activation": "silu
 # Pages whose results are not integers where the arguments are: constant decays, and exponentials.
 # Without a state some of these have seen nothing, which is the logarithm of 0 and no zero.
 LOG_STATES = ("abc", "lightnet", "rwkv4", "mlstm", "logcumsumexp")
-ROUNDED = ("constant_decay", "cyfa", "gsa", "precond", "mesa_net", "ttt_linear", *LOG_STATES)
+ROUNDED = (
+    "constant_decay", "cyfa", "gsa", "mamba3", "precond", "mesa_net", "ttt_linear", *LOG_STATES,
+)  # fmt: skip
 GATES = ("g", "gk", "gv", "w", "A", "g_atk", "log_alpha", "log_mu", "log_eta")
 NEUTRAL = dict.fromkeys(("beta", "beta_atk", "eta", "erase", "write"), 1.0)
 NEUTRAL["log_atk_scale"] = -0.2
@@ -100,6 +102,7 @@ SIZES = {
     "B": 2,
     "T": 7,
     "J": 2,
+    "P": 2,
     "G": 2,
     "H": 4,
     "K": 5,
@@ -119,6 +122,7 @@ SMALL = {
     "B": 2,
     "T": 3,
     "J": 2,
+    "P": 1,
     "G": 1,
     "H": 2,
     "K": 2,
@@ -178,7 +182,7 @@ def draw(
     for name, x in tensors.items():
         if name in GATES:
             tensors[name] = -x.abs()
-        elif name in ("beta_atk", "eta", "theta", "s"):
+        elif name in ("beta_atk", "eta", "theta", "s", "lam"):
             tensors[name] = torch.sigmoid(x)
         elif name in ("dt", "beta"):
             tensors[name] = 2 * torch.sigmoid(x)
@@ -226,7 +230,7 @@ def magnitude(op: Recurrence, tensors: dict[str, Tensor]) -> float:
     its start and all writes.
     """
     product: float = 1.0
-    scalars = ("dt", "beta", "D", "bias")
+    scalars = ("dt", "beta", "lam", "D", "bias")
     for name in op.tensors:
         if name not in (*GATES, "b", "a", "delta"):
             x = tensors[name]

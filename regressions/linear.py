@@ -31,6 +31,27 @@ BUGS = {
             ),
         ),
     ),
+    "angles_run_on_in_a_pack": KnownBug(
+        happened="Packed sequences read their initial states at wrong angles, and hand on others.",
+        cause=(
+            "The angles of all tokens were summed as those of one sequence. Without a state only "
+            "differences count, and nothing is seen."
+        ),
+        source="mamba 74384882 (911), Mamba-3 with several inputs and outputs",
+        pinned=pin(
+            "mamba3",
+            "chunk",
+            {"B": 1, "G": 1, "R": 1, "K": 4, "V": 3, "P": 2},
+            (3, 2),
+            packed=True,
+            given=("initial_state",),
+        ),
+        planted=Edit(
+            "kernels.linear.mamba3",
+            "sums = sums - (sums - parts)[:, first]",
+            "sums = sums - 0 * first[:, None]",
+        ),
+    ),
     "batch_of_one_squeezed_away": KnownBug(
         happened="The batch dim is gone where B = 1.",
         cause="o.squeeze(1) for o.squeeze(0), the axis of the parts.",

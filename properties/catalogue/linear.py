@@ -121,6 +121,35 @@ MAMBA2 = declare(
     recipes=_OF_STEPS,
 )
 
+
+def _with_pairs(case: Case) -> Case:
+    """Pairs of channels fit into the keys."""
+    return replace(case, dims={**case.dims, "P": min(case.dims["P"], case.dims["K"] // 2)})
+
+
+def _too_many_pairs(case: Case, inputs: Inputs) -> Iterator[BadCall]:
+    yield from more_states(case, inputs)
+    theta = inputs.tensors["theta"]
+    pairs = case.dims["K"] // 2 + 1
+    yield "a pair too many", {"theta": theta.new_zeros(*theta.shape[:-1], pairs)}, "theta"
+
+
+MAMBA3 = declare(
+    reference.mamba3,
+    wraps=SIMPLE_GLA,
+    roles={
+        "dt": Role.STEP,
+        "B": Role.KEY,
+        "C": Role.QUERY,
+        "lam": Role.RATE,
+        "theta": Role.FACTOR,
+    },
+    linear_in=(),
+    settle=_with_pairs,
+    mistakes=_too_many_pairs,
+    recipes=_ROUNDED,
+)
+
 HGRN = declare(
     reference.hgrn,
     in_float32=True,

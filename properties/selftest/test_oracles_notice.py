@@ -18,6 +18,7 @@ TABLES = ("reference/position/test_tables.py",)
 SIMPLE_GLA = ("reference/linear/test_simple_gla.py",)
 CONSTANT = ("reference/linear/test_constant_decay.py",)
 MAMBA2 = ("reference/linear/test_mamba2.py",)
+MAMBA3 = ("reference/linear/test_mamba3.py",)
 DELTA = ("reference/delta/test_delta_rule.py",)
 GATED_DELTA = ("reference/delta/test_gated_delta_rule.py",)
 KDA = ("reference/delta/test_kda.py",)
@@ -58,6 +59,8 @@ FLIPPED = {
     Edit("reference.linear.constant_decay", "start * S + torch", "start * S - torch"): CONSTANT,
     Edit("reference.linear.mamba2", "torch.exp(dt[:, t]", "torch.exp(-dt[:, t]"): MAMBA2,
     Edit("reference.linear.mamba2", "y = M @ X + from", "y = M @ X - from"): MAMBA2,
+    Edit("reference.linear.mamba3", "(h.mT, -turns", "(h.mT, turns"): MAMBA3,
+    Edit("reference.linear.mamba3", "(h.mT, -angles", "(h.mT, angles"): MAMBA3,
     Edit(f"{_delta}.delta_rule", "v[:, t] - known", "v[:, t] + known"): DELTA,
     Edit(f"{_delta}.delta_rule", "V - K @ S", "V + K @ S"): DELTA,
     Edit(f"{_delta}.triangular", "L.to(dtype)", "-L.to(dtype)"): DELTA,
