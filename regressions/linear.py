@@ -1006,8 +1006,8 @@ BUGS = {
         ),
         planted=Edit(
             "kernels.primitives.shift",
-            "return [torch.where(nothing, 0.0, x) for x in found], empty",
-            "return [*found], torch.zeros_like(empty)",
+            "torch.where(empty.view(-1, *[1] * (x.dim() - 1)), 0.0, x) for x in found], empty",
+            "x for x in found], torch.zeros_like(empty)",
         ),
     ),
     "series_of_an_exponential_beyond_its_range": KnownBug(
