@@ -141,9 +141,9 @@ class QuantizedCache(PagedCache):
     ) -> tuple[Tensor, Tensor | None]:
         if attention is None:
             return super()._attend(q, update, None, options)
-        # A view is float32, and an attention takes tensors of one dtype.
+        # A view is float32, and an attention takes tensors of one dtype, and returns it.
         o, lse = super()._attend(q.float(), update, attention, options)
-        return o.to(q.dtype), lse
+        return o.to(q.dtype) if o.dtype == torch.float32 else o, lse
 
     def _view(self, update: Update) -> CacheView:
         codes = super()._view(update)
