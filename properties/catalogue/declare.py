@@ -137,7 +137,8 @@ def declare(
         without: laws that do not apply to the op.
         special: further fields of `Op`, which replace those that follow from the signature. The
             `quiet_form` is the second form, or with `float32_logits` the definition: only operands
-            of matrix products are rounded then, and the second form's sums by key have none.
+            of matrix products are rounded then, and the second form's sums by key have none. With
+            `of_any_size=None` no tensor is, though the op be linear in some.
     """
     signature = inspect.signature(oracle)
     arguments = tuple(_arguments(oracle, signature, roles, constants, indices, alike))
@@ -161,7 +162,7 @@ def declare(
     known_dims = {**_DIMS, **dict.fromkeys(sorted(drawn - {*_DIMS}), _COUNTS), **dims}
     values = tuple(x.name for x in arguments if x.role in (Role.VALUE, Role.STATE))
     linear_in = special.get("linear_in", values)
-    any_size = bool(linear_in) or "of_any_size" in special
+    any_size = special.pop("of_any_size", (lambda case: linear_in) if linear_in else None)
     fields: dict[str, Any] = {
         "name": oracle.__name__,
         "oracle": oracle,
@@ -173,15 +174,15 @@ def declare(
         "outputs": outputs,
         "dims": {letter: size for letter, size in known_dims.items() if letter in drawn},
         "work": work,
-        "recipes": _recipes(recipes, arguments, of_any_size=any_size),
+        "recipes": _recipes(recipes, arguments, of_any_size=any_size is not None),
         "sizes": _sizes(every, options, grouped, sizes),
         "settle": _settled(options, settle),
         "packed_by": tuple(filter(_packs, signature.parameters)),
         "own_keys": "S" in every,
         "linear_in": linear_in,
-        "of_any_size": lambda case: linear_in,
         "continues_by": _continuation(names, every),
         **({"mistakes": more_states} if "initial_state" in names else {}),
+        **({} if any_size is None else {"of_any_size": any_size}),
         **special,
     }
     laws = tuple(law for law in _laws(fields) if law not in without)

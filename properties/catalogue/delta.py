@@ -189,7 +189,7 @@ MOMENTUM_DELTA_RULE = declare(
     work=lambda n: n["H"] * n["T"] * n["K"] * (n["T"] + 4 * n["K"]),
     # A state that is a sum of sums outgrows the integers that float32 holds, and grows on the way.
     recipes=_ROUNDED,
-    of_any_size=lambda case: (),
+    of_any_size=None,
 )
 
 TITANS = declare(
@@ -203,7 +203,7 @@ TITANS = declare(
     },
     work=lambda n: n["H"] * n["T"] * (n["T"] * 2 + n["K"] * n["V"] / 12),
     recipes=_ROUNDED,
-    of_any_size=lambda case: (),
+    of_any_size=None,
 )
 
 
