@@ -137,8 +137,8 @@ def declare(
         without: laws that do not apply to the op.
         special: further fields of `Op`, which replace those that follow from the signature. The
             `quiet_form` is the second form, or with `float32_logits` the definition: only operands
-            of matrix products are rounded then, and the second form's sums by key have none. With
-            `of_any_size=None` no tensor is, though the op be linear in some.
+            of matrix products are rounded then, and the second form's sums by key have none.
+            `of_any_size=None` keeps all tensors to ordinary numbers.
     """
     signature = inspect.signature(oracle)
     arguments = tuple(_arguments(oracle, signature, roles, constants, indices, alike))
