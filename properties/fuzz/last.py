@@ -1,5 +1,5 @@
-"""Imported by the process that workers are forked from, and by no other: it is the last of a run,
-also of one that is killed, and ends what targets have started.
+"""Imported by the process that workers are forked from: it is the last of a run, also of one that is
+killed, and ends what targets have started. Outside of a run it does nothing.
 """
 
 import atexit
@@ -7,4 +7,5 @@ import os
 
 from properties.fuzz.fork_server import MARK, end_strays
 
-atexit.register(end_strays, os.environ[MARK])
+if MARK in os.environ:
+    atexit.register(end_strays, os.environ[MARK])
