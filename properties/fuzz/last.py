@@ -1,5 +1,5 @@
-"""Imported by the process that workers are forked from: it is the last of a run, also of one that is
-killed, and ends what targets have started. Outside of a run it does nothing.
+"""Imported by the process that workers are forked from, the last of a run, also of one that is
+killed: it ends what targets have started. Outside of a run it does nothing.
 """
 
 import atexit
