@@ -11,11 +11,11 @@ from torch import Tensor
 
 import reference
 from properties.suite.caches.calls import context
+from properties.suite.caches.machine import DTYPES
 from properties.suite.layers.scalings import KINDS, factors
 from properties.targets import Target
 from properties.targets.modules import Rotary, Unsupported, has, made
 
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 ORIGINALS = (64, 4096)
 # Tables are longer in some calls than in those before.
 STARTS = st.sampled_from([0, 3, 60, 250, 1000, 4090, 5000])
