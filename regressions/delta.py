@@ -279,7 +279,7 @@ BUGS = {
             seed=4,
         ),
         planted=Edit(
-            "kernels.recurrence",
+            "kernels.passes",
             'wide = dict.fromkeys(("keys_dtype", "values_dtype"), torch.float32)',
             "wide = {}",
         ),

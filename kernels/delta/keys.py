@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from kernels.norm.l2norm import EPS, normalized, normalized_backward
-from kernels.recurrence import Gradients, Passes
+from kernels.passes import Gradients, Passes
 
 
 def normalized_keys(passes: Passes) -> Passes:

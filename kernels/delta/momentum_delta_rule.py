@@ -29,13 +29,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from kernels.arguments import count_sequences
+from kernels.passes import ModeFunctions
 from kernels.primitives.chunks import cut, locate_sequence
 from kernels.primitives.decay import decay_of_token
 from kernels.primitives.layout import contiguous
 from kernels.primitives.parts import add_parts, empty_parts
 from kernels.primitives.rows import load_number, load_row
 from kernels.primitives.states import blocks_of_state, optional
-from kernels.recurrence import ModeFunctions, Options, recurrence
+from kernels.recurrence import Options, recurrence
 from kernels.tiles import Entry, cdiv
 
 
