@@ -48,8 +48,7 @@ def dual(
     q, k, target = (x.transpose(1, 2) for x in (_with_one(scale * q), _with_one(k), v - k))
     eta = eta.transpose(1, 2)[..., None]
     w, b = weight[:, None], bias[:, None]
-    for start in range(0, q.shape[2], mini_batch_size):
-        Q, X, R, E = (x[:, :, start : start + mini_batch_size] for x in (q, k, target, eta))
+    for Q, X, R, E in zip(*(x.split(mini_batch_size, 2) for x in (q, k, target, eta)), strict=True):
         n, sigma = _normalized(X @ S, eps)
         g = w * (w * n + b - R)
         B = torch.stack([torch.ones_like(n), n], dim=-1) / math.sqrt(K)
