@@ -13,7 +13,7 @@ from properties.cases.case import Case
 from properties.cases.extents import ORDINARY
 from properties.cases.inputs import Inputs, Results
 from properties.cases.strategies import cases
-from properties.cases.tensors import build, build_cotangents, work
+from properties.cases.tensors import build, build_cotangents
 from properties.catalogue import OPS, Op
 from properties.catalogue.op import REFERENCE, Function, Role
 from properties.targets.oracle import Oracle
@@ -49,7 +49,7 @@ def _forms_agree(op: Op, case: Case, inputs: Inputs) -> None:
             gates=tuple(a.name for a in op.arguments if a.role is Role.LOG_DECAY),
         )
         exact = exact_scores(op, inputs).tensors
-        return budgets(of, exact, results, how, size=work(op, case), draws=draws)
+        return budgets(of, exact, results, how, draws=draws)
 
     # Each centred on its own form, or a difference of the forms would widen its own budget.
     assert set(first) == set(second)

@@ -92,8 +92,6 @@ def budgets(
     how: Computation,
     *,
     absolute: OracleFunction | None = None,
-    size: float = 0.0,
-    steps: int = 1,
     draws: int = DRAWS,
     seed: int = 0,
 ) -> dict[str, Budget]:
@@ -107,8 +105,6 @@ def budgets(
         want: the oracle's results for them.
         how: how the kernel computes them.
         absolute: the oracle with |scale| if its map is multilinear, else None.
-        size: roughly how many numbers the oracle holds at once.
-        steps: in how many steps it computes them, one after the other.
         draws: number of perturbed runs. With fewer than `DRAWS` the budgets are the smaller ones
             that they guarantee: a result within these passes with all runs too; a result outside
             may pass.
@@ -129,7 +125,7 @@ def budgets(
     if absolute is not None:
         bounds.append(_magnitude_bounds(absolute, tensors, values, how, largest))
     if "sigma" in applying:
-        spreads = sigma(oracle, tensors, want, how, size=size, steps=steps, draws=draws, seed=seed)
+        spreads = sigma(oracle, tensors, want, how, draws=draws, seed=seed)
         spreads = _with_telescopes(spreads, values, how)
         bounds.append(_sigma_bounds(spreads, how, largest))
     made = {}

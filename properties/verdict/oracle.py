@@ -11,7 +11,7 @@ from torch.nn.functional import pad
 from properties.cases.calls import outputs_and_gradients, transformable
 from properties.cases.case import Case
 from properties.cases.inputs import Inputs, Results
-from properties.cases.tensors import differentiable_outputs, largest_logit, trained, work
+from properties.cases.tensors import differentiable_outputs, largest_logit, trained
 from properties.catalogue.op import Function, Op, Role
 from properties.verdict.budgets import budgets
 from properties.verdict.compare import Budget
@@ -131,8 +131,6 @@ class OracleCall:
             call.want,
             how,
             absolute=absolute,
-            size=work(op, case),
-            steps=self._steps(form),
             draws=draws,
             seed=case.seed,
         )
@@ -175,14 +173,6 @@ class OracleCall:
                 torch.hypot(factor * dlse, sums.transpose(1, 2)), dlse.shape
             ),
         }
-
-    def _steps(self, form: Function) -> int:
-        """How many steps a form takes one after the other: the definition of a recurrence has one
-        for each token.
-        """
-        op = self.op
-        walks = form is op.oracle and any(a.name == "initial_state" for a in op.arguments)
-        return max(self.case.lengths) if walks else 1
 
 
 def _has_equal_terms(case: Case) -> bool:

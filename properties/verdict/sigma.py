@@ -12,9 +12,12 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from properties.verdict.compare import incoherent
 from properties.verdict.computation import Computation
@@ -30,9 +33,9 @@ DRAWS = 12
 FEW_DRAWS = 4
 # Enough to meet rare deviations, see `budgets`: a number is an outlier of one sign in one of 32.
 MANY_DRAWS = 192
-# The most numbers that an operation on simultaneous runs makes: with fewer its overhead dominates,
-# with more its memory. And the most that these runs keep for gradients.
-_AT_ONCE, _KEPT = 2**17, 2**22
+# The most numbers that an operation on simultaneous runs makes on average: with fewer its overhead
+# dominates, with more its memory. And the most that all operations make, since gradients keep them.
+_AT_ONCE, _KEPT = 2**16, 2**26
 # Narrower rows, and smaller differences, tell nothing about a systematic loss: once the part
 # proportional to the result is removed, only the rounding of that subtraction remains.
 NARROW = 4
@@ -71,15 +74,13 @@ def sigma(
     want: Tensors,
     how: Computation,
     *,
-    size: float = 0.0,
-    steps: int = 1,
     draws: int = DRAWS,
     seed: int = 0,
 ) -> dict[str, Spread]:
     """Perturb every intermediate of an oracle by its rounding, and return the spread of results.
 
     Args:
-        oracle, tensors, want, how, size, steps, seed: as in `budgets`.
+        oracle, tensors, want, how, seed: as in `budgets`.
         draws: number of perturbed runs. With fewer than `DRAWS` the spreads are lower bounds.
             Those beyond `DRAWS` have outliers, and count for the largest deviation only.
 
@@ -87,9 +88,10 @@ def sigma(
         A spread for every name in `want`.
     """
     # Centre on its own exact run: a difference between the oracle's forms is no rounding.
-    centre = {name: y for name, y in oracle(tensors).items() if name in want}
-    size = max(size, 1.0)
-    at_once = max(1, int(min(draws, _AT_ONCE * steps / size, _KEPT / size)))
+    with _Count() as count:
+        centre = {name: y for name, y in oracle(tensors).items() if name in want}
+    most = min(_AT_ONCE * count.operations, _KEPT) / max(count.numbers, 1)
+    at_once = max(1, min(draws, int(most)))
     perturbed = partial(_perturbed, oracle, tensors, centre, how, at_once)
     runs = perturbed(min(draws, DRAWS), seed)
     rare = perturbed(draws - DRAWS, seed, outliers=True) if draws > DRAWS else {}
@@ -103,6 +105,20 @@ def sigma(
         limit = _loss_limit(runs[name], spread, y, counted, how.precision)
         spreads[name] = Spread(spread, largest, limit, apart)
     return spreads
+
+
+class _Count(TorchDispatchMode):
+    """Counts operations, and the numbers that they make."""
+
+    operations, numbers = 0, 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self.operations += 1
+        self.numbers += sum(y.numel() for y in tree_leaves(result) if isinstance(y, Tensor))
+        return result
 
 
 def _perturbed(
