@@ -10,6 +10,7 @@ from multiprocessing import forkserver, resource_tracker, util
 from pathlib import Path
 from threading import Event, Lock, Thread
 from unittest.mock import patch
+from uuid import uuid4
 
 import pebble
 
@@ -21,8 +22,9 @@ _SHARED = ("torch._dynamo", "triton", "properties.fuzz.worker", "properties.fuzz
 # Seconds between looks at a process.
 LOOK = 1.0
 _PREPARING = Lock()
-# The variable by which a run knows what its targets have started.
-MARK = "ATTENTION_ORACLES_RUN"
+# The variable by which a run knows what its targets have started, and its value in this run. The id
+# of this process may be another's later, or at the same time in a container.
+MARK, RUN = "ATTENTION_ORACLES_RUN", uuid4().hex
 
 
 def prepare() -> None:
@@ -82,13 +84,13 @@ def _end() -> None:
             os.waitid(os.P_PID, process, os.WEXITED | os.WNOWAIT)
 
 
-def end_strays(run: str | None = None) -> None:
+def end_strays(run: str = RUN) -> None:
     """Kill what targets have started, in sessions of their own too, once no worker is needed.
 
     Args:
-        run: its mark, by default that of this process.
+        run: its mark.
     """
-    mark = f"{MARK}={run or os.getpid()}".encode()
+    mark = f"{MARK}={run}".encode()
     for variables in Path("/proc").glob("[0-9]*/environ"):
         process = int(variables.parent.name)
         # Others' processes cannot be read, and some end meanwhile.
@@ -133,7 +135,7 @@ def environment(gpu: str | None = None) -> dict[str, str]:
     """This process's variables and its mark, without the choice of an engine, which each worker
     makes.
     """
-    chosen = {MARK: str(os.getpid())}
+    chosen = {MARK: RUN}
     if gpu is not None:
         chosen["CUDA_VISIBLE_DEVICES"] = gpu
     variables = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}

@@ -404,6 +404,15 @@ def test_a_target_that_no_process_can_load_begins_no_run(
     assert {*active_children()} <= before
 
 
+def test_a_process_with_the_mark_of_another_run_is_left_alone() -> None:
+    """The id of the run's process may be that of another, in a container or later."""
+    other = os.environ | {fork_server.MARK: str(os.getpid())}
+    with subprocess.Popen(["sleep", "1000"], env=other) as process:
+        fork_server.end_strays()
+        assert process.poll() is None
+        process.kill()
+
+
 def test_a_process_that_forks_no_workers_is_replaced(
     fuzz: Fuzz, monkeypatch: pytest.MonkeyPatch
 ) -> None:
