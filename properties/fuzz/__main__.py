@@ -264,6 +264,7 @@ class _Kept:
 
     def __call__(self, state: str) -> None:
         """Write both anew."""
+        self.night.note_changes()
         for name, where in self.folders.items():
             if where is None:
                 continue

@@ -57,6 +57,9 @@ class Display:
         ):
             if counts:
                 yield f"{title}: {', '.join(f'{n} {count}' for n, count in counts.most_common())}"
+        if self.log.changed:
+            files = ", ".join(sorted(self.log.changed))
+            yield f"changed meanwhile, so that some examples may have met another version: {files}"
         untried = sum(not tally.examples for tally in self.log.tallies.values())
         if untried:
             jobs = counted(len(self.log.tallies), "job")

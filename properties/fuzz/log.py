@@ -113,6 +113,7 @@ class Log:
         unrepeated: description of a failure that did not repeat, or that another process caused →
             how often.
         errors: tracebacks of errors of the suite, or of a target's adapter where cases are drawn.
+        changed: files of modules that were written meanwhile, which new processes then load.
         history: of all jobs together.
         latest: the job that drew last.
         ran: op → the lines and functions of its cases which failed or met the oracle.
@@ -127,6 +128,7 @@ class Log:
     excused: Counter[str] = field(default_factory=Counter)
     unrepeated: Counter[str] = field(default_factory=Counter)
     errors: Counter[str] = field(default_factory=Counter)
+    changed: set[str] = field(default_factory=set)
     history: History = field(default_factory=History)
     latest: Job | None = None
     ran: dict[str, set[str]] = field(default_factory=dict)
@@ -263,6 +265,7 @@ class Log:
             "excused": self.excused,
             "unrepeated": self.unrepeated,
             "errors": self.errors,
+            "changed": sorted(self.changed),
             "history": asdict(self.history),
             "ran": {op: _lines_to_json(lines) for op, lines in self.ran.items()},
         }

@@ -1,8 +1,10 @@
 """A night: the log and limits that its turns share, and its end."""
 
 import math
+import sys
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from threading import RLock
 from time import monotonic
 
@@ -11,6 +13,7 @@ from properties.fuzz.bucket import Bucket
 from properties.fuzz.corpus import Corpus
 from properties.fuzz.log import Log, Tally
 from properties.jobs import Job
+from properties.laws.fingerprint import short
 from properties.targets import Target
 
 EXAMPLES_OF_A_TURN = 5
@@ -36,6 +39,7 @@ class Night:
         held: the buckets that turns still work on, by turn.
         playing: how many turns are being taken.
         met_once: op, mode and how a case ended → cases that did so and passed when repeated.
+        written: when the files of all imported modules were written.
     """
 
     def __init__(
@@ -64,6 +68,8 @@ class Night:
         self.playing = 0
         self.met_once: Counter[tuple[str, str, str]] = Counter()
         self.stopped_at = float("inf")
+        files = {getattr(module, "__file__", None) for module in [*sys.modules.values()]}
+        self.written = {file: _written(file) for file in files if isinstance(file, str)}
 
     @property
     def elapsed(self) -> float:
@@ -110,9 +116,23 @@ class Night:
         kernel = sum((self.log.tallies[other] for other in alike), Tally())
         return kernel.lost > _SHARE * kernel.seconds
 
+    def note_changes(self) -> None:
+        """Note which files were edited, or replaced by those of another commit."""
+        changed = {short(file) for file, at in self.written.items() if _written(file) != at}
+        with self.lock:
+            self.log.changed |= changed
+
     def stop(self) -> None:
         """Stop now. Buckets not reported yet are reported as they are."""
         self.stopped_at = min(self.stopped_at, monotonic())
         # Threads may leave the list meanwhile.
         for worker in [*self.workers]:
             worker.stop()
+
+
+def _written(file: str) -> int | None:
+    """When a file was written; None if there is none."""
+    try:
+        return Path(file).stat().st_mtime_ns
+    except OSError:
+        return None

@@ -82,6 +82,7 @@ def data(night: Night, state: str) -> dict[str, Any]:
         "not_repeated": log.unrepeated,
         "not_tested": log.untested,
         "errors_of_the_suite": log.errors,
+        "changed_files": sorted(log.changed),
     }
 
 

@@ -20,6 +20,7 @@ from multiprocessing import active_children
 from multiprocessing.util import get_temp_dir
 from pathlib import Path
 from threading import Thread
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -234,6 +235,18 @@ def test_a_module_that_is_saved_during_a_night_is_loaded_again(
     assert mark.read_text().count("loaded") > 2
     assert "differential: MemoryError" in printed
     assert "does not start" not in printed
+
+
+def test_a_file_of_a_module_that_changes_during_a_night_is_told(
+    fuzz: Fuzz, mark: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    edited = ModuleType("edited")
+    edited.__file__ = str(mark)
+    monkeypatch.setitem(sys.modules, "edited", edited)
+    # It touches the file.
+    _, printed = fuzz("exhausted_once", "--report", "seen")
+    assert re.search("may have met another version: .*mark\n", printed)
+    assert "may have met another version" in (tmp_path / "seen" / "report.html").read_text()
 
 
 def test_a_machine_that_forks_nothing_for_a_while_ends_no_run(

@@ -402,6 +402,7 @@ def _kept(folder: Path) -> Log:
     for counts in (log.unrepeated, log.excused, log.errors):
         counts["once"] += 1
     log.history.add(12.0, "l2norm", Tally(2, 1.0))
+    log.changed.add("rows.py")
     log.ran["l2norm"] = {"rows.py:3", "rows.py:14"}
     log.write(folder)
     return log
