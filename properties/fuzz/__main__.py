@@ -193,7 +193,7 @@ def fuzz(
     )
     display = Display(night)
     lanes, keep = Lanes(night), _Kept(night, options, console)
-    with Live(display, console=console, refresh_per_second=2, transient=not console.is_terminal):
+    with Live(display, console=console, refresh_per_second=2, transient=not console.is_interactive):
         lanes.start(workers)
         try:
             _watch(lanes, asked, keep, display, console)
@@ -210,7 +210,7 @@ def fuzz(
     keep(f"stopped by {asked[0]}" if asked else "ended")
     if options.record is not None:
         _add_to_record(log, where, options.record, console)
-    if not console.is_terminal:
+    if not console.is_interactive:
         console.print(display)
     _say(console, display.summary(), *display.closing())
     lanes.check()
@@ -240,7 +240,7 @@ def _watch(
         if now - copied > _COPY:
             keep("running")
             copied = now
-        if now - printed > _LINE and not console.is_terminal:
+        if now - printed > _LINE and not console.is_interactive:
             _say(console, display.status())
             printed = now
 

@@ -106,7 +106,7 @@ class Display:
         return table
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Table]:
-        if console.is_terminal:
+        if console.is_interactive:
             # The title wraps at the width of the columns.
             title = len(self.status()) // 60
             yield self.table(max(1, console.height - _FRAME - title))

@@ -1000,9 +1000,12 @@ def test_pytest_tries_the_fuzzers_findings_first(fuzz: Fuzz, tmp_path: Path) -> 
         again(hypothesis_test(job, subject))()
 
 
-def test_without_a_terminal_a_line_is_printed_every_minute(
-    fuzz: Fuzz, mark: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("terminal", ["", "dumb"])
+def test_where_no_table_can_be_redrawn_a_line_is_printed_every_minute(
+    terminal: str, fuzz: Fuzz, mark: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("TTY_COMPATIBLE", "1" if terminal else "0")
+    monkeypatch.setenv("TERM", terminal)
     monkeypatch.setattr("properties.fuzz.__main__._LINE", 0.5)
     _, printed = fuzz("slow", "--minutes", "0.05")
     lines = re.findall("^no bugs in .* left; latest l2norm-fused", printed, re.MULTILINE)

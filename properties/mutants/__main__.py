@@ -269,7 +269,7 @@ def _progress(console: Console, what: str, total: int) -> Iterator[Callable[[int
         TimeElapsedColumn(),
         TimeRemainingColumn(),
         console=console,
-        disable=not console.is_terminal,
+        disable=not console.is_interactive,
         transient=True,
     )
     task = bar.add_task(what, total=total, survivors=0)
@@ -278,7 +278,7 @@ def _progress(console: Console, what: str, total: int) -> Iterator[Callable[[int
         nonlocal done, printed
         done += 1
         bar.update(task, advance=1, survivors=survivors)
-        if not console.is_terminal and (monotonic() - printed > _LINE or done == total):
+        if not console.is_interactive and (monotonic() - printed > _LINE or done == total):
             line = f"{what}: {done} of {total}, {survivors} survive"
             console.print(line, highlight=False, soft_wrap=True)
             printed = monotonic()
