@@ -3,9 +3,11 @@
 import gc
 import os
 import sys
+import threading
 import uuid
 from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from time import sleep
 from typing import TYPE_CHECKING, NoReturn
 from unittest.mock import patch
 
@@ -33,6 +35,9 @@ RUN = os.environ.get("PYTEST_XDIST_TESTRUNUID") or uuid.uuid4().hex
 
 # Errors of pytest or of its plugins, also in workers of xdist, with which it may pass.
 _INTERNAL: list[object] = []
+
+# Seconds in which Python may exit by itself.
+_LEAVING = 30.0
 
 # Before Hypothesis' plugin is configured, which loads the profile that the command line names.
 profiles.register()
@@ -177,6 +182,21 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     changed = session.config.stash[_CHANGED]
     if changed is not None and exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED:
         session.exitstatus = pytest.ExitCode.OK
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Let Python wait no longer for a thread or an exit handler that a target has left."""
+    session = config.pluginmanager.getplugin("session")
+
+    def insist() -> None:
+        threading.main_thread().join()
+        sleep(_LEAVING)
+        os.write(2, b"a thread or an exit handler that the target left goes on; ended without it\n")
+        os._exit(int(session.exitstatus))
+
+    # Where the machine has no thread for it, Python waits.
+    with suppress(RuntimeError):
+        threading.Thread(target=insist, daemon=True).start()
 
 
 def pytest_collection_finish() -> None:

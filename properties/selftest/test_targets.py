@@ -879,6 +879,23 @@ def test_an_internal_error_of_a_worker_passes_no_run_of_pytest(
     assert run.exitstatus == pytest.ExitCode.INTERNAL_ERROR
 
 
+_LEFT = """
+import threading
+from time import sleep
+from unittest.mock import Mock
+from properties import session
+session._LEAVING = 0.1
+session.pytest_unconfigure(Mock(**{"pluginmanager.getplugin.return_value.exitstatus": 5}))
+threading.Thread(target=sleep, args=(1000,)).start()
+"""
+
+
+def test_a_thread_that_a_kernel_leaves_does_not_hold_up_the_end_of_pytest() -> None:
+    run = subprocess.run([sys.executable, "-c", _LEFT], cwd=ROOT, capture_output=True, timeout=300)
+    assert run.returncode == 5
+    assert b"goes on; ended without it" in run.stderr
+
+
 def test_a_call_that_switches_gradients_off_hides_no_wrong_gradient() -> None:
     def without(y: Tensor) -> Tensor:
         torch.set_grad_enabled(False)
