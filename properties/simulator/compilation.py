@@ -10,14 +10,18 @@ from __future__ import annotations
 import hashlib
 import linecache
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from types import CodeType
 from typing import Any
 
 import triton
+import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import compiler as triton_compiler
+from triton.language.semantic import TritonSemantic
 
 from . import analysis, frontend, lowering, memory, numerics, ptx, runtime, writer
 from .frontend import Type
@@ -94,6 +98,34 @@ def key_of(source: Any, options: dict[str, Any]) -> str:
     return hashlib.sha256(repr((parts, kept)).encode()).hexdigest()
 
 
+@contextmanager
+def aligned_descriptors() -> Iterator[None]:
+    """Kernels assert what TMA asks of the descriptors that they make.
+
+    The plain pointers that stand for descriptors work at any address, while a GPU since 90 raises
+    an error or copies other elements. Descriptors of the host assert the same by themselves.
+    """
+    make = TritonSemantic.make_tensor_descriptor
+
+    def checked(self: Any, base: Any, *geometry: Any, **options: Any) -> Any:
+        made = make(self, base, *geometry, **options)
+        size = self.to_tensor(base.dtype.element_ty.primitive_bitwidth // 8)
+        numbers = {"address": self.cast(base, tl.int64)}
+        for dim, stride in enumerate(list(made.strides)[:-1]):
+            numbers[f"stride {dim}"] = self.mul(stride, size, False)
+        for name, number in numbers.items():
+            rest = self.and_(number, self.to_tensor(15))
+            text = f"{name} of a tensor descriptor: no multiple of 16 bytes"
+            self.device_assert(self.equal(rest, self.to_tensor(0)), text, None)
+        return made
+
+    TritonSemantic.make_tensor_descriptor = checked
+    try:
+        yield
+    finally:
+        TritonSemantic.make_tensor_descriptor = make
+
+
 def ttir(source: Any, options: dict[str, Any]) -> str:
     """Optimised Triton IR of a kernel, as text with source locations."""
     from triton._C.libtriton import ir, passes
@@ -106,7 +138,8 @@ def ttir(source: Any, options: dict[str, Any]) -> str:
     backend.load_dialects(context)
     functions = backend.get_codegen_implementation(parsed)
     source.attrs = {}
-    module = source.make_ir(target(), parsed, functions, backend.get_module_map(), context)
+    with aligned_descriptors():
+        module = source.make_ir(target(), parsed, functions, backend.get_module_map(), context)
     module = backend.make_ttir(module, {}, parsed, LOWERED_FOR)
     manager = ir.pass_manager(context)
     passes.ttir.add_triton_licm(manager)

@@ -120,7 +120,7 @@ class UndefinedResult(SimulationError):
 
 
 class DeviceAssertion(SimulationError):
-    """A `tl.device_assert` that does not hold."""
+    """A `tl.device_assert` that does not hold, or a tensor descriptor that TMA cannot address."""
 
 
 class Stuck(SimulationError):

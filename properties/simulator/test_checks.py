@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -705,6 +706,28 @@ def test_an_assumption_is_a_promise() -> None:
     with pytest.raises(simulator.DeviceAssertion) as caught:
         assumes[(1,)](torch.zeros(1), 3)
     assert caught.value.location.line == line_of(assumes, "wrong")
+
+
+@triton.jit
+def copies_by_descriptor(out, x, m, n, stride, D: tl.constexpr):
+    rows = tl.make_tensor_descriptor(x, [m, n], [stride, 1], [D, D])  # wrong
+    copy = tl.make_tensor_descriptor(out, [m, n], [n, 1], [D, D])
+    copy.store([0, 0], rows.load([0, 0]))
+
+
+@pytest.mark.parametrize(
+    ("start", "stride", "what"), [(0, 20, None), (1, 20, "address"), (0, 18, "stride 0")]
+)
+def test_what_tma_cannot_address_is_caught(start: int, stride: int, what: str | None) -> None:
+    x, out = torch.randn(200)[start:].as_strided((8, 16), (stride, 1)), torch.zeros(8, 16)
+    launch = partial(copies_by_descriptor[(1,)], out, x, 8, 16, stride, D=8)
+    if what is None:
+        launch()
+        assert torch.equal(out[:, :8], x[:, :8])
+        return
+    with pytest.raises(simulator.DeviceAssertion, match=f"{what} of a tensor desc") as caught:
+        launch()
+    assert caught.value.location.line == line_of(copies_by_descriptor, "wrong")
 
 
 @triton.jit
