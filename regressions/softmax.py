@@ -642,8 +642,8 @@ BUGS = {
         pinned=pin("path_attn", "parallel", {"B": 1, "G": 1, "R": 1, "K": 5, "V": 3}, (40,)),
         planted=Edit(
             "kernels.softmax.path_spans",
-            "store_pieces(x, apart, scale * acc, rows",
-            "store_pieces(x, apart, (scale * acc).to(tl.bfloat16).to(tl.float32), rows",
+            "store_pieces(x, piece_stride, scale * acc, rows",
+            "store_pieces(x, piece_stride, (scale * acc).to(tl.bfloat16).to(tl.float32), rows",
         ),
     ),
     "row_sums_of_the_first_block": KnownBug(

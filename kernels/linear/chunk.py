@@ -98,7 +98,7 @@ def _within(
         e_ptr += offset
         e_out_ptr += offset
     cell = chunk.to(tl.int64) * heads + head
-    apart = elements(sequences, tokens, stride, PACKED)
+    piece_stride = elements(sequences, tokens, stride, PACKED)
 
     scores = tl.zeros([C, C], tl.float32)
     overlaps = tl.zeros([C, C], tl.float32)
@@ -112,14 +112,14 @@ def _within(
         from_start = decay(chunk_span(0, C, EXCLUSIVE), g, DTYPE)
         q_decayed = q * from_start * scale
         if FINE:
-            store_pieces(q_out_ptr, apart, q_decayed, rows, keys, stride, left, key_dim)
+            store_pieces(q_out_ptr, piece_stride, q_decayed, rows, keys, stride, left, key_dim)
         else:
             store_rows(q_out_ptr, q_decayed, rows, keys, stride, left, key_dim)
         if DELTA:
             e = load_rows(e_ptr, rows, keys, stride, left, key_dim)
             store_rows(e_out_ptr, e * from_start, rows, keys, stride, left, key_dim)
         to_end = decay(chunk_span(1, C), g, DTYPE)
-        store_pieces(k_out_ptr, apart, k * to_end, rows, keys, stride, left, key_dim)
+        store_pieces(k_out_ptr, piece_stride, k * to_end, rows, keys, stride, left, key_dim)
         passed = decay_of_chunk(g, DTYPE)
         tl.store(passed_ptr + cell * key_dim + keys, passed, mask=keys < key_dim)
         # Gates are read once for all levels; with levels outside it took a sixth longer.

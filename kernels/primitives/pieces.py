@@ -24,8 +24,8 @@ def empty_pieces(like: Tensor, *shape: int) -> Tensor:
 def elements(sequences, tokens, stride, PACKED: tl.constexpr):
     """How many elements `[B, T, ...]` has (int64), of rows of `stride`.
 
-    That is how far pieces are apart. As an argument, it would not be known to be divisible by 16,
-    and loads would take one element at a time.
+    It is the stride between the pieces of an operand. As an argument, it would not be known to be
+    divisible by 16, and loads would take one element at a time.
     """
     rows = tl.cast(tokens, tl.int64)
     if not PACKED:
@@ -34,21 +34,22 @@ def elements(sequences, tokens, stride, PACKED: tl.constexpr):
 
 
 @triton.jit
-def store_pieces(ptr, apart, x, rows, cols, stride, num_rows, num_cols):
-    """`store_rows` of a float32 tile. The second piece is `apart` elements behind the first."""
+def store_pieces(ptr, piece_stride, x, rows, cols, stride, num_rows, num_cols):
+    """`store_rows` of a float32 tile. The second piece is `piece_stride` elements behind the
+    first."""
     store_rows(ptr, x, rows, cols, stride, num_rows, num_cols)
     if ptr.dtype.element_ty.is_bf16():
         rest = x - x.to(tl.bfloat16).to(tl.float32)
-        store_rows(ptr + apart, rest, rows, cols, stride, num_rows, num_cols)
+        store_rows(ptr + piece_stride, rest, rows, cols, stride, num_rows, num_cols)
 
 
 @triton.jit
-def load_pieces(ptr, apart, rows, cols, stride, num_rows, num_cols):
+def load_pieces(ptr, piece_stride, rows, cols, stride, num_rows, num_cols):
     """`load_rows` of both pieces; a float32 has only one, returned twice."""
     high = load_rows(ptr, rows, cols, stride, num_rows, num_cols)
     low = high
     if ptr.dtype.element_ty.is_bf16():
-        low = load_rows(ptr + apart, rows, cols, stride, num_rows, num_cols)
+        low = load_rows(ptr + piece_stride, rows, cols, stride, num_rows, num_cols)
     return high, low
 
 

@@ -474,9 +474,9 @@ class _Backward:
                 batch * heads * queries, *call.dims, *self.strides, SPAN=tile.tokens,
                 **constants, **launch(tile, self.k, self.v, held="QUERIES", read="KEYS"),
             )  # fmt: skip
-        # Apart, dk and dv take half the registers each, and one product more.
-        apart = gated or "dk" in call.entry.kernels
-        launches = [("dk", True, False), ("dv", False, True)] if apart else [("dkv", True, True)]
+        # In two kernels, dk and dv take half the registers each, and one product more.
+        split = gated or "dk" in call.entry.kernels
+        launches = [("dk", True, False), ("dv", False, True)] if split else [("dkv", True, True)]
         for name, of_k, of_v in launches if dk.numel() else ():
             tile = call.backward_tile_of(name)
             count = cdiv(self.longest_k, tile.tokens)

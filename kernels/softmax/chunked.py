@@ -25,10 +25,10 @@ def base2_logits(products, query_gate, key_gate, base, GATED: tl.constexpr):
     difference of the rests, so the error of a logit does not grow with the cumulative gates.
     """
     if GATED:
-        apart = query_gate[0] - key_gate[0]
-        back = apart - query_gate[0]
-        lost = (query_gate[0] - (apart - back)) - (key_gate[0] + back)
-        bias = apart + (lost + (query_gate[1] - key_gate[1]))
+        bias = query_gate[0] - key_gate[0]
+        back = bias - query_gate[0]
+        lost = (query_gate[0] - (bias - back)) - (key_gate[0] + back)
+        bias += lost + (query_gate[1] - key_gate[1])
         s = tl.fma(products, LOG2E, bias) - base
         s = tl.where(query_gate[2] == key_gate[2], s, float("-inf"))
     else:
@@ -70,29 +70,29 @@ def gradient_from_sums(ds, of_rows, of_columns, C: tl.constexpr):
 @triton.jit
 def as_rows(gates, GATED: tl.constexpr):
     """Gates of queries, `[C, 1]`."""
-    leading, left, count = gates
+    leading, rest, shut_count = gates
     if GATED:
         leading = leading[:, None]
-        left = left[:, None]
-        count = count[:, None]
-    return leading, left, count
+        rest = rest[:, None]
+        shut_count = shut_count[:, None]
+    return leading, rest, shut_count
 
 
 @triton.jit
 def as_columns(gates, GATED: tl.constexpr):
     """Gates of keys, `[1, C]`."""
-    leading, left, count = gates
+    leading, rest, shut_count = gates
     if GATED:
         leading = leading[None, :]
-        left = left[None, :]
-        count = count[None, :]
-    return leading, left, count
+        rest = rest[None, :]
+        shut_count = shut_count[None, :]
+    return leading, rest, shut_count
 
 
 @triton.jit
-def within_window(apart, window, C: tl.constexpr):
-    """Whether each query sees each key of the chunk `apart` tokens before its own, `[C, C]`."""
-    distance = apart + tl.arange(0, C)[:, None] - tl.arange(0, C)[None, :]
+def within_window(back, window, C: tl.constexpr):
+    """Whether each query sees each key of the chunk `back` tokens before its own, `[C, C]`."""
+    distance = back + tl.arange(0, C)[:, None] - tl.arange(0, C)[None, :]
     return (distance >= 0) & (distance < window)
 
 
@@ -120,19 +120,19 @@ def softmax_step(products, visible, query_gate, key_gate, row_max, weight_sum, G
 
 
 @triton.jit
-def store_row_terms(terms, apart, row_max, weight_sum, row_delta, inside):
+def store_row_terms(terms, stride, row_max, weight_sum, row_delta, inside):
     """Write the maximum, the sum of weights and δ of queries, which the backward pass reads."""
     tl.store(terms, row_max, mask=inside)
-    tl.store(terms + apart, weight_sum, mask=inside)
-    tl.store(terms + 2 * apart, row_delta, mask=inside)
+    tl.store(terms + stride, weight_sum, mask=inside)
+    tl.store(terms + 2 * stride, row_delta, mask=inside)
 
 
 @triton.jit
-def load_row_terms(terms, apart, inside):
+def load_row_terms(terms, stride, inside):
     """Maximum, 1 / sum of weights, and δ of queries."""
     row_max = tl.load(terms, mask=inside, other=0.0)
-    weight_sum = tl.load(terms + apart, mask=inside, other=1.0)
-    return row_max, 1.0 / weight_sum, tl.load(terms + 2 * apart, mask=inside, other=0.0)
+    weight_sum = tl.load(terms + stride, mask=inside, other=1.0)
+    return row_max, 1.0 / weight_sum, tl.load(terms + 2 * stride, mask=inside, other=0.0)
 
 
 @triton.jit

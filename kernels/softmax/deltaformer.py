@@ -47,9 +47,9 @@ from kernels.tiles import cdiv, next_power_of_2
 @triton.jit
 def _own_weight(own, factor, row_max, weight_sum):
     """w, the weight of the own key beside keys of so large a maximum and sum, and 1 - w."""
-    apart = tl.fma(own, factor, -row_max)
-    up = tl.exp2(tl.minimum(apart, 0.0))
-    down = tl.exp2(tl.minimum(-apart, 0.0)) * weight_sum
+    excess = tl.fma(own, factor, -row_max)
+    up = tl.exp2(tl.minimum(excess, 0.0))
+    down = tl.exp2(tl.minimum(-excess, 0.0)) * weight_sum
     inverse = 1.0 / (up + down)
     return up * inverse, down * inverse
 
@@ -328,13 +328,13 @@ def _by_key(
         x = dot_rows(q_rows, k, stride_k, stride_k, later, left, key_dim, DTYPE, C, BK)
         row_max, weight_sum = _load_terms(terms, place + on, count, rows, later)
         of_read, dz = _load_terms(terms + 2 * count, place + on, count, rows, later)
-        apart = step * C + rows[:, None] - rows[None, :]
+        distance = step * C + rows[:, None] - rows[None, :]
         inside = (rows < later)[:, None]
         dp = _of_values(da + on * stride_v, u, stride_v, later, left, value_dim, DTYPE, C, BV)
-        ds = _weights(x, factor, (apart > 0) & inside, row_max, weight_sum) * (
+        ds = _weights(x, factor, (distance > 0) & inside, row_max, weight_sum) * (
             dp - of_read[:, None]
         )
-        ds = tl.where((apart == 0) & inside, dz[:, None], ds)
+        ds = tl.where((distance == 0) & inside, dz[:, None], ds)
         q_tile = load_rows(q_rows, rows, keys, stride_k, later, key_dim)
         acc = product(tl.trans(ds * scale), q_tile, DTYPE, acc=acc)
     store_rows(dk + (first * heads + head) * key_dim, acc, rows, keys, stride_k, left, key_dim)

@@ -167,7 +167,7 @@ def _solve(
                 acc = exact(T, w_tile, DTYPE, acc)
             store_rows(z + i * stride, acc, rows, keys, stride, left - i, key_dim)
     tl.debug_barrier()
-    apart = elements(sequences, tokens, stride, PACKED)
+    piece_stride = elements(sequences, tokens, stride, PACKED)
     for j in tl.range(0, count, C, disable_licm=True):
         for start in range(0, key_dim, BK):
             keys = start + tl.arange(0, BK)
@@ -176,7 +176,9 @@ def _solve(
                 D = load_block(d, i, j, SPAN, left, C)
                 w_tile = load_rows(w + i * stride, rows, keys, stride, left - i, key_dim)
                 acc = exact(-tl.trans(D), w_tile, DTYPE, acc)
-            store_pieces(k_out + j * stride, apart, acc, rows, keys, stride, left - j, key_dim)
+            store_pieces(
+                k_out + j * stride, piece_stride, acc, rows, keys, stride, left - j, key_dim
+            )
 
 
 @triton.jit(do_not_specialize=["sequences", "tokens", "heads", "spans"])
@@ -199,7 +201,7 @@ def _cross(
     w += (first * heads + head) * key_dim
     z += (first * heads + head) * key_dim
     m += (span.to(tl.int64) * heads + head) * key_dim * key_dim
-    apart = tl.cast(spans, tl.int64) * stride * key_dim
+    piece_stride = tl.cast(spans, tl.int64) * stride * key_dim
     for start in range(0, key_dim, BK):
         keys = start + tl.arange(0, BK)
         acc = tl.where(down[:, None] == keys[None, :], 1.0, 0.0)
@@ -207,7 +209,7 @@ def _cross(
             w_tile = load_rows(w + i * stride, rows, down, stride, C, key_dim)
             z_tile = load_rows(z + i * stride, rows, keys, stride, C, key_dim)
             acc = exact(tl.trans(w_tile), -z_tile, DTYPE, acc)
-        store_pieces(m, apart, acc, down, keys, key_dim, key_dim, key_dim)
+        store_pieces(m, piece_stride, acc, down, keys, key_dim, key_dim, key_dim)
 
 
 @triton.jit(do_not_specialize=["sequences", "tokens", "heads", "group"])
@@ -244,7 +246,7 @@ def _transform(
             E = overlaps(q, w, inside, e, stride, stride_k, left, key_dim, 0, DTYPE, C, BK)
             acc = exact(-E, load_block(d, e, j, SPAN, left, C), DTYPE, acc)
         store_block(scores, acc * scale, inside, j, stride_s, left, C)
-    apart = COPIES * elements(sequences, tokens, stride, PACKED)
+    piece_stride = COPIES * elements(sequences, tokens, stride, PACKED)
     q += inside * stride
     x += inside * stride
     for start in range(0, key_dim, BK):
@@ -256,7 +258,7 @@ def _transform(
             )
             z_tile = load_rows(z + e * stride_k, rows, keys, stride_k, left - e, key_dim)
             acc = exact(-E, z_tile, DTYPE, acc)
-        store_pieces(x, apart, scale * acc, rows, keys, stride, left - inside, key_dim)
+        store_pieces(x, piece_stride, scale * acc, rows, keys, stride, left - inside, key_dim)
 
 
 def _width(dim: int, tile: tiles.Tile, dtype: torch.dtype) -> int:

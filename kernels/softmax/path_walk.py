@@ -52,14 +52,14 @@ def place_kept(step, later, half, stride, SPAN: tl.constexpr, RUN: tl.constexpr)
 
 @triton.jit
 def products_with_keys(
-    X, k_rows, ahead, apart, stride, key_dim,
+    X, k_rows, ahead, piece_stride, stride, key_dim,
     DTYPE: tl.constexpr, BQ: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     """X K'ᵀ `[BQ, BN]`: X in PARTS slices of K, and the rows `ahead` of K'."""
     products = tl.zeros((BQ, BN), tl.float32)
     for part in tl.static_range(PARTS):
         keys = part * BK + tl.arange(0, BK)
-        tile_k = load_pieces(k_rows, apart, ahead, keys, stride, BN, key_dim)
+        tile_k = load_pieces(k_rows, piece_stride, ahead, keys, stride, BN, key_dim)
         products = product_of_pieces(X[part], transposed(tile_k), DTYPE, products)
     return products
 
@@ -129,7 +129,7 @@ def _store_own_pairs(
 
 @triton.jit
 def _pass_span(
-    x_from, x_to, m, apart_x, apart_m, stride, left, key_dim,
+    x_from, x_to, m, piece_stride_x, piece_stride_m, stride, left, key_dim,
     DTYPE: tl.constexpr, BQ: tl.constexpr, SLICE: tl.constexpr,
 ):  # fmt: skip
     """Write X M, X behind a span, in narrow tiles: the outputs are in registers, too."""
@@ -139,10 +139,10 @@ def _pass_span(
         passed = tl.zeros((BQ, SLICE), tl.float32)
         for start in tl.range(0, key_dim, SLICE):
             along = start + tl.arange(0, SLICE)
-            X_tile = load_pieces(x_from, apart_x, rows, along, stride, left, key_dim)
-            M_tile = load_pieces(m, apart_m, along, columns, key_dim, key_dim, key_dim)
+            X_tile = load_pieces(x_from, piece_stride_x, rows, along, stride, left, key_dim)
+            M_tile = load_pieces(m, piece_stride_m, along, columns, key_dim, key_dim, key_dim)
             passed = product_of_pieces(X_tile, M_tile, DTYPE, passed)
-        store_pieces(x_to, apart_x, passed, rows, columns, stride, left, key_dim)
+        store_pieces(x_to, piece_stride_x, passed, rows, columns, stride, left, key_dim)
 
 
 @triton.jit(do_not_specialize=["run", "sequences", "tokens", "heads", "group", "spans", "tiles"])
@@ -214,11 +214,11 @@ def attend(
             GRADIENT, GATED, DTYPE, BQ, BN, PAD_V,
         )  # fmt: skip
     half = elements(sequences, tokens, stride, PACKED)
-    apart_x = 2 * half
-    apart_k = elements(sequences, tokens, stride_k, PACKED)
-    apart_m = tl.cast(spans, tl.int64) * stride_k * key_dim
+    piece_stride_x = 2 * half
+    piece_stride_k = elements(sequences, tokens, stride_k, PACKED)
+    piece_stride_m = tl.cast(spans, tl.int64) * stride_k * key_dim
     if GRADIENT:
-        apart_x = (1 + RUN) * half
+        piece_stride_x = (1 + RUN) * half
     earlier = before // SPAN
     _, _, first_span = locate_sequence(sequence, cu_seqlens, tokens, SPAN, PACKED)
     m += ((first_span + earlier) * kv_heads + head // group) * key_dim * key_dim
@@ -240,11 +240,11 @@ def attend(
         X = ()
         for part in tl.static_range(PARTS):
             keys = part * BK + tl.arange(0, BK)
-            X += (load_pieces(x_from, apart_x, rows, keys, stride, left, key_dim),)
+            X += (load_pieces(x_from, piece_stride_x, rows, keys, stride, left, key_dim),)
         for start in tl.range(0, SPAN, BN):
             k_rows = k + start * stride_k
             products = products_with_keys(
-                X, k_rows, ahead, apart_k, stride_k, key_dim, DTYPE, BQ, BN, BK, PARTS
+                X, k_rows, ahead, piece_stride_k, stride_k, key_dim, DTYPE, BQ, BN, BK, PARTS
             )
             key_gate = gates_of_chunk(gate, rest, shut_count, key_place + start, BN, BN, GATED)
             key_gate = as_columns(key_gate, GATED)
@@ -255,7 +255,8 @@ def attend(
             )  # fmt: skip
         if step < earlier:
             _pass_span(
-                x_from, x_to, m, apart_x, apart_m, stride, left, key_dim, DTYPE, BQ, SLICE
+                x_from, x_to, m, piece_stride_x, piece_stride_m, stride, left, key_dim,
+                DTYPE, BQ, SLICE,
             )  # fmt: skip
     # Every query sees its own key.
     inverse = 1.0 / weight_sum
@@ -263,8 +264,10 @@ def attend(
         store_rows(o, acc * inverse[:, None], rows, values, stride_o, left, value_dim)
     else:
         row_delta *= inverse
-        apart = elements(sequences, tokens, heads, PACKED)
-        store_row_terms(terms + place + rows, apart, row_max, weight_sum, row_delta, rows < left)
+        store_row_terms(
+            terms + place + rows, elements(sequences, tokens, heads, PACKED),
+            row_max, weight_sum, row_delta, rows < left,
+        )  # fmt: skip
         _store_own_pairs(
             scores, dscores, own_v, do, gate, rest, shut_count, query_gate,
             row_max, inverse, row_delta, place, inside, left, stride_s, stride_v, stride_o,

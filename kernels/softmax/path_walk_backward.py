@@ -34,7 +34,7 @@ from kernels.softmax.path_walk import locate_in_run, place_kept, products_with_k
 
 @triton.jit
 def _return_span(
-    dX, kept, m_rows, apart_dx, apart_m, stride, left, key_dim,
+    dX, kept, m_rows, piece_stride_dx, piece_stride_m, stride, left, key_dim,
     DTYPE: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, PARTS: tl.constexpr,
     SLICE: tl.constexpr,
 ):  # fmt: skip
@@ -42,7 +42,7 @@ def _return_span(
     rows = tl.arange(0, BQ)
     for part in tl.static_range(PARTS):
         keys = part * BK + tl.arange(0, BK)
-        store_pieces(kept, apart_dx, dX[part], rows, keys, stride, left, key_dim)
+        store_pieces(kept, piece_stride_dx, dX[part], rows, keys, stride, left, key_dim)
     # Wait for the rows that other threads write.
     tl.debug_barrier()
     returned = ()
@@ -51,8 +51,8 @@ def _return_span(
         acc = tl.zeros((BQ, BK), tl.float32)
         for start in tl.range(0, key_dim, SLICE):
             along = start + tl.arange(0, SLICE)
-            of_x = load_pieces(kept, apart_dx, rows, along, stride, left, key_dim)
-            M_tile = load_pieces(m_rows, apart_m, keys, along, key_dim, key_dim, key_dim)
+            of_x = load_pieces(kept, piece_stride_dx, rows, along, stride, left, key_dim)
+            M_tile = load_pieces(m_rows, piece_stride_m, keys, along, key_dim, key_dim, key_dim)
             acc = product_of_pieces(of_x, transposed(M_tile), DTYPE, acc)
         returned += (acc,)
     return returned
@@ -97,10 +97,10 @@ def walk_back(
     dq += (first * heads + head) * key_dim
     do += (first * heads + head) * value_dim
     half = elements(sequences, tokens, stride, PACKED)
-    apart_x = (1 + RUN) * half
-    apart_dx = RUN * half
-    apart_k = elements(sequences, tokens, stride_k, PACKED)
-    apart_m = tl.cast(spans, tl.int64) * stride_k * key_dim
+    piece_stride_x = (1 + RUN) * half
+    piece_stride_dx = RUN * half
+    piece_stride_k = elements(sequences, tokens, stride_k, PACKED)
+    piece_stride_m = tl.cast(spans, tl.int64) * stride_k * key_dim
     earlier = before // SPAN
     dx += (first * heads + head) * key_dim + earlier % RUN * half
     _, _, first_span = locate_sequence(sequence, cu_seqlens, tokens, SPAN, PACKED)
@@ -129,17 +129,17 @@ def walk_back(
             # Behind the span before, which is farther away.
             dX = _return_span(
                 dX, dx - (back + SPAN) * stride, m - step * stride_k * key_dim,
-                apart_dx, apart_m, stride, left, key_dim, DTYPE, BQ, BK, PARTS, SLICE,
+                piece_stride_dx, piece_stride_m, stride, left, key_dim, DTYPE, BQ, BK, PARTS, SLICE,
             )  # fmt: skip
         x_from = x + place_kept(step, earlier, half, stride, SPAN, RUN)
         X = ()
         for part in tl.static_range(PARTS):
             keys = part * BK + tl.arange(0, BK)
-            X += (load_pieces(x_from, apart_x, rows, keys, stride, left, key_dim),)
+            X += (load_pieces(x_from, piece_stride_x, rows, keys, stride, left, key_dim),)
         for start in tl.range(0, SPAN, BN):
             k_rows = k + (start - back) * stride_k
             products = products_with_keys(
-                X, k_rows, ahead, apart_k, stride_k, key_dim, DTYPE, BQ, BN, BK, PARTS
+                X, k_rows, ahead, piece_stride_k, stride_k, key_dim, DTYPE, BQ, BN, BK, PARTS
             )
             key_place = place - inside - back + start
             key_gate = gates_of_chunk(gate, rest, shut_count, key_place, BN, BN, GATED)
@@ -160,7 +160,7 @@ def walk_back(
             more = ()
             for part in tl.static_range(PARTS):
                 keys = part * BK + tl.arange(0, BK)
-                tile_k = load_pieces(k_rows, apart_k, ahead, keys, stride_k, BN, key_dim)
+                tile_k = load_pieces(k_rows, piece_stride_k, ahead, keys, stride_k, BN, key_dim)
                 more += (rounded_product(ds, tile_k, DTYPE, dX[part]),)
             dX = more
     for part in tl.static_range(PARTS):

@@ -85,7 +85,8 @@ from kernels.tiles import cdiv, next_power_of_2
 
 @triton.jit
 def _rows_and_ones(
-    ptr, apart, stride, count, key_dim, C: tl.constexpr, BK: tl.constexpr, PARTS: tl.constexpr
+    ptr, piece_stride, stride, count, key_dim,
+    C: tl.constexpr, BK: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     """Rows in pieces as slices of K in float32, and A of the own chunk."""
     rows = tl.arange(0, C)
@@ -93,7 +94,7 @@ def _rows_and_ones(
     A = ()
     for part in tl.static_range(PARTS):
         keys = part * BK + tl.arange(0, BK)
-        X += (merged(load_pieces(ptr, apart, rows, keys, stride, count, key_dim)),)
+        X += (merged(load_pieces(ptr, piece_stride, rows, keys, stride, count, key_dim)),)
         A += (tl.full((1, BK), 1.0, tl.float32),)
     return X, A
 
@@ -110,13 +111,14 @@ def _passing(X, passed, key_dim, BK: tl.constexpr, PARTS: tl.constexpr):
 
 @triton.jit
 def _slices(
-    ptr, apart, stride, count, key_dim, C: tl.constexpr, BK: tl.constexpr, PARTS: tl.constexpr
+    ptr, piece_stride, stride, count, key_dim,
+    C: tl.constexpr, BK: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     """Slices of K of rows in pieces."""
     slices = ()
     for part in tl.static_range(PARTS):
         keys = part * BK + tl.arange(0, BK)
-        slices += (load_pieces(ptr, apart, tl.arange(0, C), keys, stride, count, key_dim),)
+        slices += (load_pieces(ptr, piece_stride, tl.arange(0, C), keys, stride, count, key_dim),)
     return slices
 
 
@@ -168,7 +170,7 @@ def _by_query(
     place = place_in_heads(first, sequence, head, heads, tokens, PACKED)
     cell = chunk.to(tl.int64) * heads + head
     passed += cell * key_dim
-    apart = elements(sequences, tokens, stride_k, PACKED)
+    piece_stride = elements(sequences, tokens, stride_k, PACKED)
 
     query_gate = as_rows(gates_of_chunk(gate, rest, shut_count, place, left, C, GATED), GATED)
     own_gate = as_columns(gates_of_chunk(gate, rest, shut_count, place, left, C, GATED), GATED)
@@ -187,10 +189,10 @@ def _by_query(
         row_delta = tl.sum(p * dp, 1)
     else:
         acc = product(p, load_rows(v, rows, values, stride_v, left, value_dim), DTYPE)
-    X, _ = _rows_and_ones(q, apart, stride_k, left, key_dim, C, BK, PARTS)
+    X, _ = _rows_and_ones(q, piece_stride, stride_k, left, key_dim, C, BK, PARTS)
     for step in tl.range(1, chunks_before(before, window, C) + 1, disable_licm=True):
         back = tl.cast(step, tl.int64) * C
-        Y = _slices(k - back * stride_k, apart, stride_k, C, key_dim, C, BK, PARTS)
+        Y = _slices(k - back * stride_k, piece_stride, stride_k, C, key_dim, C, BK, PARTS)
         products = _products(X, Y, DTYPE, C, PARTS)
         key_gate = gates_of_chunk(gate, rest, shut_count, place - back, C, C, GATED)
         p, shrink, row_max, weight_sum = softmax_step(
@@ -259,7 +261,7 @@ def _queries_backward(
     place = place_in_heads(first, sequence, head, heads, tokens, PACKED)
     cell = chunk.to(tl.int64) * heads + head
     passed += cell * key_dim
-    apart = elements(sequences, tokens, stride_k, PACKED)
+    piece_stride = elements(sequences, tokens, stride_k, PACKED)
     width = key_dim + GATED
     between += (cell * widest + before // C) * width
     inside = rows < left
@@ -272,11 +274,11 @@ def _queries_backward(
     for _ in tl.static_range(PARTS):
         dq_acc += (tl.zeros((C, BK), tl.float32),)
     row_sum = tl.zeros((C,), tl.float32)
-    X, A = _rows_and_ones(q, apart, stride_k, left, key_dim, C, BK, PARTS)
+    X, A = _rows_and_ones(q, piece_stride, stride_k, left, key_dim, C, BK, PARTS)
     for step in tl.range(1, chunks_before(before, window, C) + 1, disable_licm=True):
         back = tl.cast(step, tl.int64) * C
         between -= width
-        Y = _slices(k - back * stride_k, apart, stride_k, C, key_dim, C, BK, PARTS)
+        Y = _slices(k - back * stride_k, piece_stride, stride_k, C, key_dim, C, BK, PARTS)
         products = _products(X, Y, DTYPE, C, PARTS)
         key_gate = gates_of_chunk(gate, rest, shut_count, place - back, C, C, GATED)
         key_gate = as_columns(key_gate, GATED)
@@ -341,7 +343,7 @@ def _by_key(
     place = place_in_heads(first, sequence, head, heads, tokens, PACKED)
     cell = chunk.to(tl.int64) * heads + head
     passed += cell * key_dim
-    apart = elements(sequences, tokens, stride_k, PACKED)
+    piece_stride = elements(sequences, tokens, stride_k, PACKED)
     count = elements(sequences, tokens, heads, PACKED)
 
     key_gate = as_columns(gates_of_chunk(gate, rest, shut_count, place, left, C, GATED), GATED)
@@ -352,7 +354,7 @@ def _by_key(
     for _ in tl.static_range(PARTS):
         dk_acc += (tl.zeros((C, BK), tl.float32),)
     column_sum = tl.zeros((C,), tl.float32)
-    X, A = _rows_and_ones(k, apart, stride_k, left, key_dim, C, BK, PARTS)
+    X, A = _rows_and_ones(k, piece_stride, stride_k, left, key_dim, C, BK, PARTS)
     # The last query that sees the last of the keys.
     last = tl.minimum(left - 1, tl.minimum(left, C) - 1 + window - 1)
     for step in tl.range(1, last // C + 1, disable_licm=True):
@@ -363,7 +365,7 @@ def _by_key(
         row_max, inverse, row_delta = load_row_terms(terms + place + on + rows, count, inside)
         q_rows = q + on * stride_k
         do_rows = do + on * stride_o
-        Y = _slices(q_rows, apart, stride_k, count_q, key_dim, C, BK, PARTS)
+        Y = _slices(q_rows, piece_stride, stride_k, count_q, key_dim, C, BK, PARTS)
         products = _products(X, Y, DTYPE, C, PARTS, SWAP=True)
         s = base2_logits(products, as_rows(query_gate, GATED), key_gate, row_max[:, None], GATED)
         visible = (rows[:, None] - rows[None, :] < window - step * C) & inside[:, None]
