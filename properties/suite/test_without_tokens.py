@@ -8,8 +8,7 @@ import pytest
 
 from properties.catalogue import OPS
 from properties.jobs import judge
-from properties.laws import Run, Subject
-from properties.laws.expect import compare_with_oracle
+from properties.laws import Subject
 
 _SIZES = {"B": 2, "H": 2, "G": 1, "R": 2, "K": 3, "V": 4, "D": 6, "P": 3}
 _OTHER_SIZE = 4
@@ -39,9 +38,6 @@ def test_a_call_without_tokens_agrees_with_the_oracle(
     dims = {letter: _SIZES.get(letter, _OTHER_SIZE) for letter in op.dims}
     case = replace(op.full(mode, dims, lengths, packed=packed), dtype=op.dtypes[0])
     case = op.settle(case)
-    inputs, cotangents = subject.inputs(op, case), subject.cotangents(op, case)
-    got = subject.run(op, case, inputs, cotangents)
-    compare_with_oracle(Run("differential", op, case, subject), inputs, cotangents, got)
     # A state that passes through is a tensor of its own, and a bad call is bad without tokens too.
-    for law in ("untouched_inputs", "rejection"):
+    for law in ("differential", "untouched_inputs", "rejection"):
         judge(law, case, subject)
