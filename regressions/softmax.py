@@ -166,7 +166,7 @@ BUGS = {
             values="strong_gates",
         ),
         planted=Edit(
-            "kernels.softmax.wall",
+            "kernels.softmax.wall_walk",
             "tl.load(passed + keys, mask=keys < key_dim, other=0.0)",
             "tl.maximum(tl.load(passed + keys, mask=keys < key_dim, other=0.0), 0.01)",
         ),

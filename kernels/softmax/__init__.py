@@ -10,7 +10,8 @@ Pages that users call, and the kernels that each launches:
   `select.py` and attend to them here; `nsa.py` also calls `attention`.
 - `sigmoid_attention.py`, `parallax.py` and `polynomial.py`: `weighted.py`.
 - `path.py`: `path_spans.py` and `path_walk.py`, each with a file for its backward pass.
-- `merge.py`, `attnres.py`, `deltaformer.py`, `stickbreaking.py` and `wall.py`: their own.
+- `wall.py`: `wall_walk.py` and `wall_backward.py`.
+- `merge.py`, `attnres.py`, `deltaformer.py` and `stickbreaking.py`: their own.
 
 `pairs.py` makes the public functions of most of them, and `arguments.py` checks what they share.
 Kernels share `logits.py`, and `chunked.py` where a program walks over chunks of keys. Launches
