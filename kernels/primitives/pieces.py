@@ -54,6 +54,18 @@ def load_pieces(ptr, piece_stride, rows, cols, stride, num_rows, num_cols):
 
 
 @triton.jit
+def load_slices(
+    ptr, piece_stride, rows, stride, num_rows, num_cols, BK: tl.constexpr, PARTS: tl.constexpr
+):  # fmt: skip
+    """`load_pieces` of whole rows, in PARTS slices of BK columns."""
+    slices = ()
+    for part in tl.static_range(PARTS):
+        cols = part * BK + tl.arange(0, BK)
+        slices += (load_pieces(ptr, piece_stride, rows, cols, stride, num_rows, num_cols),)
+    return slices
+
+
+@triton.jit
 def merged(pieces):
     """The float32 tile that pieces stand for."""
     x = pieces[0].to(tl.float32)

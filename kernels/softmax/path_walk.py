@@ -7,6 +7,7 @@ from kernels.primitives.chunks import locate_chunk, locate_sequence
 from kernels.primitives.pieces import (
     elements,
     load_pieces,
+    load_slices,
     product_of_pieces,
     store_pieces,
     transposed,
@@ -237,10 +238,7 @@ def attend(
         else:
             x_from = x + (step - 1) % 2 * half
             x_to = x + step % 2 * half
-        X = ()
-        for part in tl.static_range(PARTS):
-            keys = part * BK + tl.arange(0, BK)
-            X += (load_pieces(x_from, piece_stride_x, rows, keys, stride, left, key_dim),)
+        X = load_slices(x_from, piece_stride_x, rows, stride, left, key_dim, BK, PARTS)
         for start in tl.range(0, SPAN, BN):
             k_rows = k + start * stride_k
             products = products_with_keys(

@@ -12,6 +12,7 @@ from kernels.primitives.chunks import locate_chunk, locate_sequence
 from kernels.primitives.pieces import (
     elements,
     load_pieces,
+    load_slices,
     product_of_pieces,
     rounded_product,
     store_pieces,
@@ -132,10 +133,7 @@ def walk_back(
                 piece_stride_dx, piece_stride_m, stride, left, key_dim, DTYPE, BQ, BK, PARTS, SLICE,
             )  # fmt: skip
         x_from = x + place_kept(step, earlier, half, stride, SPAN, RUN)
-        X = ()
-        for part in tl.static_range(PARTS):
-            keys = part * BK + tl.arange(0, BK)
-            X += (load_pieces(x_from, piece_stride_x, rows, keys, stride, left, key_dim),)
+        X = load_slices(x_from, piece_stride_x, rows, stride, left, key_dim, BK, PARTS)
         for start in tl.range(0, SPAN, BN):
             k_rows = k + (start - back) * stride_k
             products = products_with_keys(

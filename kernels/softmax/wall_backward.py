@@ -17,7 +17,7 @@ from kernels.primitives.decay import (
     split_diagonal,
     sum_gradients,
 )
-from kernels.primitives.pieces import elements, rounded_product
+from kernels.primitives.pieces import elements, load_slices, rounded_product
 from kernels.primitives.product import product
 from kernels.primitives.rows import load_rows, store_rows
 from kernels.softmax.chunked import (
@@ -32,7 +32,7 @@ from kernels.softmax.chunked import (
     place_in_heads,
     within_window,
 )
-from kernels.softmax.wall_walk import passing, products_of, rows_and_ones, slices_of
+from kernels.softmax.wall_walk import passing, products_of, rows_and_ones
 
 
 @triton.jit(
@@ -82,7 +82,7 @@ def queries_backward(
     for step in tl.range(1, chunks_before(before, window, C) + 1, disable_licm=True):
         back = tl.cast(step, tl.int64) * C
         between -= width
-        Y = slices_of(k - back * stride_k, piece_stride, stride_k, C, key_dim, C, BK, PARTS)
+        Y = load_slices(k - back * stride_k, piece_stride, rows, stride_k, C, key_dim, BK, PARTS)
         products = products_of(X, Y, DTYPE, C, PARTS)
         key_gate = gates_of_chunk(gate, rest, shut_count, place - back, C, C, GATED)
         key_gate = as_columns(key_gate, GATED)
@@ -169,7 +169,7 @@ def by_key(
         row_max, inverse, row_delta = load_row_terms(terms + place + on + rows, count, inside)
         q_rows = q + on * stride_k
         do_rows = do + on * stride_o
-        Y = slices_of(q_rows, piece_stride, stride_k, count_q, key_dim, C, BK, PARTS)
+        Y = load_slices(q_rows, piece_stride, rows, stride_k, count_q, key_dim, BK, PARTS)
         products = products_of(X, Y, DTYPE, C, PARTS, SWAP=True)
         s = base2_logits(products, as_rows(query_gate, GATED), key_gate, row_max[:, None], GATED)
         visible = (rows[:, None] - rows[None, :] < window - step * C) & inside[:, None]

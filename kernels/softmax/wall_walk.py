@@ -7,6 +7,7 @@ from kernels.primitives.chunks import locate_chunk
 from kernels.primitives.pieces import (
     elements,
     load_pieces,
+    load_slices,
     merged,
     product_of_pieces,
     split,
@@ -53,19 +54,6 @@ def passing(X, passed, key_dim, BK: tl.constexpr, PARTS: tl.constexpr):
         keys = part * BK + tl.arange(0, BK)
         more += (X[part] * tl.load(passed + keys, mask=keys < key_dim, other=0.0)[None, :],)
     return more
-
-
-@triton.jit
-def slices_of(
-    ptr, piece_stride, stride, count, key_dim,
-    C: tl.constexpr, BK: tl.constexpr, PARTS: tl.constexpr,
-):  # fmt: skip
-    """Slices of K of rows in pieces."""
-    slices = ()
-    for part in tl.static_range(PARTS):
-        keys = part * BK + tl.arange(0, BK)
-        slices += (load_pieces(ptr, piece_stride, tl.arange(0, C), keys, stride, count, key_dim),)
-    return slices
 
 
 @triton.jit
@@ -138,7 +126,7 @@ def by_query(
     X, _ = rows_and_ones(q, piece_stride, stride_k, left, key_dim, C, BK, PARTS)
     for step in tl.range(1, chunks_before(before, window, C) + 1, disable_licm=True):
         back = tl.cast(step, tl.int64) * C
-        Y = slices_of(k - back * stride_k, piece_stride, stride_k, C, key_dim, C, BK, PARTS)
+        Y = load_slices(k - back * stride_k, piece_stride, rows, stride_k, C, key_dim, BK, PARTS)
         products = products_of(X, Y, DTYPE, C, PARTS)
         key_gate = gates_of_chunk(gate, rest, shut_count, place - back, C, C, GATED)
         p, shrink, row_max, weight_sum = softmax_step(
