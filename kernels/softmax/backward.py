@@ -13,7 +13,7 @@ from kernels.softmax.logits import (
     finite_maximum,
     inverse_or_0,
     keys_of,
-    load_gates,
+    load_cumulative_gates,
     load_rows,
     load_slope,
     load_terms,
@@ -131,7 +131,7 @@ def attention_backward_q(
     slope = load_slope(slopes, head, ALIBI)
     gates = (batch * heads + wide_head) * num_keys + start_k
     placed = (query + shift >= 0) & (query < length_q)
-    query_gate = load_gates(gate, rest, shut_count, gates + query + shift, placed, GATED)
+    query_gate = load_cumulative_gates(gate, rest, shut_count, gates + query + shift, placed, GATED)
 
     acc = tl.zeros((QUERIES, PAD_K), tl.float32)
     row_sum = tl.zeros((QUERIES,), tl.float32)
@@ -158,7 +158,9 @@ def attention_backward_q(
             if not (PAIRED and SKIP) or some(visible):
                 k_tile = load_rows(k, stride_kt, start, columns, high, in_k, FULL_K, phase != 1)
                 v_tile = load_rows(v, stride_vt, start, columns, high, in_v, FULL_V, phase != 1)
-                key_gate = load_gates(gate, rest, shut_count, gates + key, key < high, GATED)
+                key_gate = load_cumulative_gates(
+                    gate, rest, shut_count, gates + key, key < high, GATED
+                )
                 products = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee")
                 s = logits(
                     products, query, key, shift, factor, cap, slope, query_gate, key_gate,
@@ -240,7 +242,7 @@ def attention_backward_kv(
         first_row = (batch * kv_heads * group + head) * num_queries + start_q
         slope = load_slope(slopes, head, ALIBI)
         gates = (batch * kv_heads * group + head) * num_keys + start_k
-        key_gate = load_gates(gate, rest, shut_count, gates + key, key < length_k, GATED)
+        key_gate = load_cumulative_gates(gate, rest, shut_count, gates + key, key < length_k, GATED)
         column_sum = tl.zeros((KEYS,), tl.float32)
         level = tl.full((), -1, tl.int32)
         for phase in tl.static_range(3):
@@ -269,7 +271,7 @@ def attention_backward_kv(
                         terms + first_row * 4, start, rows, high, bounded
                     )
                     # From the causal bound on, a query's own position is a key's.
-                    query_gate = load_gates(
+                    query_gate = load_cumulative_gates(
                         gate, rest, shut_count, gates + query + shift, inside, GATED
                     )
                     products = products_by_key(k_tile, q_tile)
@@ -392,10 +394,12 @@ def attention_backward_bias(
                             terms + first_row * 4, first, rows, length_q, True
                         )
                         placed = in_query & (query + shift >= 0)
-                        query_gate = load_gates(
+                        query_gate = load_cumulative_gates(
                             gate, rest, shut_count, gates + query + shift, placed, GATED
                         )
-                        key_gate = load_gates(gate, rest, shut_count, gates + key, in_key, GATED)
+                        key_gate = load_cumulative_gates(
+                            gate, rest, shut_count, gates + key, in_key, GATED
+                        )
                         products = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee")
                         s = logits(
                             products, query, key, shift, factor, cap, slope, query_gate, key_gate,

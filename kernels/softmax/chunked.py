@@ -7,7 +7,7 @@ from kernels.primitives.chunks import locate_chunk
 from kernels.primitives.decay import chunk_span_transposed, sum_columns
 from kernels.primitives.product import product
 from kernels.primitives.rows import load_rows
-from kernels.softmax.logits import LOG2E, finite_maximum, load_gates
+from kernels.softmax.logits import LOG2E, finite_maximum, load_cumulative_gates
 
 
 @triton.jit
@@ -40,7 +40,7 @@ def base2_logits(products, query_gate, key_gate, base, GATED: tl.constexpr):
 def gates_of_chunk(gate, rest, shut_count, first, count, C: tl.constexpr, GATED: tl.constexpr):
     """The cumulative gates `gs` of the chunk whose token 0 is at `first`."""
     rows = tl.arange(0, C)
-    return load_gates(gate, rest, shut_count, first + rows, rows < count, GATED)
+    return load_cumulative_gates(gate, rest, shut_count, first + rows, rows < count, GATED)
 
 
 @triton.jit

@@ -9,7 +9,7 @@ import triton.language as tl
 from kernels.softmax.logits import (
     LN2,
     keys_of,
-    load_gates,
+    load_cumulative_gates,
     load_rows,
     load_slope,
     locate,
@@ -63,7 +63,7 @@ def attention_forward(
     slope = load_slope(slopes, head, ALIBI)
     gates = (batch * heads + wide_head) * num_keys + start_k
     placed = (query + shift >= 0) & (query < length_q)
-    query_gate = load_gates(gate, rest, shut_count, gates + query + shift, placed, GATED)
+    query_gate = load_cumulative_gates(gate, rest, shut_count, gates + query + shift, placed, GATED)
 
     row_max, weight_sum = start_softmax(sink, head, QUERIES, SINK)
     acc = tl.zeros((QUERIES, PAD_V), tl.float32)
@@ -85,7 +85,9 @@ def attention_forward(
                 )  # fmt: skip
             if not (PAIRED and SKIP) or some(visible):
                 k_tile = load_rows(k, stride_kt, start, columns, high, in_k, FULL_K, phase != 1)
-                key_gate = load_gates(gate, rest, shut_count, gates + key, key < high, GATED)
+                key_gate = load_cumulative_gates(
+                    gate, rest, shut_count, gates + key, key < high, GATED
+                )
                 products = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee")
                 p, shrink, row_max, weight_sum = online_softmax(
                     products, visible, query, key, shift, factor, cap, slope, query_gate, key_gate,

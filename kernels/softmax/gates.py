@@ -37,7 +37,7 @@ from torch import Tensor
 from kernels.arguments import count_sequences
 from kernels.softmax.logits import (
     LOG2E,
-    load_gates,
+    load_cumulative_gates,
     load_rows,
     load_slope,
     load_terms,
@@ -138,7 +138,7 @@ def within_blocks(
     in_v = tl.arange(0, PAD_V) < value_dim
     k_tile = load_rows(k, stride_kt, first - 1, before, length_k, in_k, FULL_K, True)
     v_tile = load_rows(v, stride_vt, first - 1, before, length_k, in_v, FULL_V, True)
-    key_gate = load_gates(gate, rest, shut_count, gates + key, key < length_k, GATED)
+    key_gate = load_cumulative_gates(gate, rest, shut_count, gates + key, key < length_k, GATED)
     slope = load_slope(slopes, head, ALIBI)
     acc = tl.zeros((SPAN,), tl.float32)
     for position in range(first, tl.minimum(first + SPAN, length_k), QUERIES):
@@ -151,7 +151,9 @@ def within_blocks(
         base, weight, row_delta = load_terms(
             terms + first_row * 4, position - shift, rows, length_q, True
         )
-        query_gate = load_gates(gate, rest, shut_count, gates + query + shift, exists, GATED)
+        query_gate = load_cumulative_gates(
+            gate, rest, shut_count, gates + query + shift, exists, GATED
+        )
         visible = sees(exists & (key < length_k), query, key, window, shift, CAUSAL, WINDOW)
         visible, added = restrict(
             visible, query, key, exists, key < length_k,

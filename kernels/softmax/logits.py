@@ -76,14 +76,14 @@ def store_rows(x, stride, rows, stop, values, exists):
 
 
 @triton.jit
-def load_gates(gate, rest, shut_count, tokens, inside, GATED: tl.constexpr):
+def load_cumulative_gates(gate, rest, shut_count, tokens, inside, GATED: tl.constexpr):
     """The cumulative gates of some tokens, as gates.py stores them; zeros where not `inside`."""
-    leading, left, count = 0.0, 0.0, 0
+    leading, remainder, count = 0.0, 0.0, 0
     if GATED:
         leading = tl.load(gate + tokens, mask=inside, other=0.0)
-        left = tl.load(rest + tokens, mask=inside, other=0.0)
+        remainder = tl.load(rest + tokens, mask=inside, other=0.0)
         count = tl.load(shut_count + tokens, mask=inside, other=0)
-    return leading, left, count
+    return leading, remainder, count
 
 
 @triton.jit
