@@ -129,16 +129,21 @@ def test_gradients_are_those_of_the_outputs(op: Op) -> None:
             # A step of 1e-6 is too long where a function bends sharply, as beside an energy of 0;
             # over a shorter one the rounding of the outputs, some 2^-46 of them, weighs more.
             rounding = 2.0**-46 * max(1.0, *(float(y.detach().abs().max()) for y in found))
-            assert any(
-                torch.autograd.gradcheck(
+
+            def passes(step: float, *, fast: bool = False) -> bool:
+                # Along unit vectors an element of a Jacobian of 100 x 100 counts for 1/100.
+                part = 1 / 100 if fast else 1.0
+                return torch.autograd.gradcheck(
                     outputs,
                     leaves,
                     eps=step,
-                    atol=1e-6 + rounding / step,
-                    rtol=1e-4,
+                    atol=part * (1e-6 + rounding / step),
+                    rtol=part * 1e-4,
+                    fast_mode=fast,
                     raise_exception=False,
                 )
-                for step in (1e-6, 1e-8, 1e-10)
-            )
+
+            # Random directions take a tenth of the time; each element is compared where they fail.
+            assert passes(1e-6, fast=True) or any(map(passes, (1e-6, 1e-8, 1e-10)))
 
     gradcheck_passes()
