@@ -125,10 +125,12 @@ def test_a_case_whose_process_somebody_ends_is_no_failure() -> None:
 
 
 CRASHING = Fingerprint("norm", "ends with SIGSEGV", place="kernel.py:3")
+OUT_OF_TIME = Fingerprint("norm", "ends with SIGXCPU")
 
 
 @pytest.mark.parametrize(
-    ("shown", "bugs"), [(CRASHING, 1), (Fingerprint("norm", HANGS), 1), (KILLED, 0)]
+    ("shown", "bugs"),
+    [(CRASHING, 1), (Fingerprint("norm", HANGS), 1), (KILLED, 0), (OUT_OF_TIME, 0)],
 )
 def test_a_second_case_of_a_kernel_that_passes_only_when_repeated_is_a_bug(
     shown: Fingerprint, bugs: int

@@ -51,8 +51,9 @@ _PAUSE = 0.2
 _SAVING, _SAVED = 300.0, 1.0
 # Seconds in which a process that was killed is gone.
 _ENDING = 10.0
-# Signals that no instruction raises: somebody else sends them, or Linux when memory is short.
-_SENT = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP)
+# Signals that no instruction raises: somebody else sends them, or Linux where memory is short or a
+# process has had its time of a core (`ulimit -t`), in whichever case that is.
+_SENT = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGXCPU)
 # Seconds in which pebble notices that the process ended; it ignores one that ends with code 0.
 _NOTICE = 2.0
 # A worker that grows by this much, or by its part of half the machine's memory, is replaced. Each
