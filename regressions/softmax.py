@@ -1021,21 +1021,18 @@ BUGS = {
     ),
     "second_softmax_past_float16": KnownBug(
         happened="NaN gradients of differential attention in float16, where lam is above 1.",
-        cause="-lam do, the cotangent of the second softmax, was rounded to float16.",
+        cause=(
+            "-lam do, the cotangent of the second softmax, left the range of float16: dividing "
+            "cotangents did not allow for lam."
+        ),
         source="this project, found when cotangents near the range of float16 were first drawn",
-        pinned=pin(
-            "differential_attention",
-            "parallel",
-            SMALL,
-            (9,),
-            dtype="float16",
-            cotangents="large",
-            seed=126,
+        pinned=TestAt(
+            "kernels/softmax/test_differential.py::test_logits_may_have_gradients_past_float16"
         ),
         planted=Edit(
-            "kernels.softmax.differential",
-            "        factor = factor / power\n",
-            "        power = torch.ones_like(power)\n",
+            "kernels.softmax.attention",
+            "powers(do, dlse, v, *boundaries, factors)",
+            "powers(do, dlse, v, *boundaries)",
         ),
     ),
     "values_past_the_sequence": KnownBug(

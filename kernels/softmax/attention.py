@@ -348,10 +348,13 @@ class Call:
         )  # fmt: skip
         return [o, lse, softmax]
 
-    def backward(self, do: Tensor, dlse: Tensor, o: Tensor, softmax: Tensor) -> list[Tensor | None]:
+    def backward(
+        self, do: Tensor, dlse: Tensor, o: Tensor, softmax: Tensor, factors: Tensor | None = None
+    ) -> list[Tensor | None]:
         """Gradients of q, k, v, sink, g and bias; None for each that is not given.
 
-        dv is in the dtype of o. The cotangent `do` is in `dtype` or float32.
+        dv is in the dtype of o. The cotangent `do` is in `dtype` or float32. `factors [H]` multiply
+        the gradients of q, k, v, g and bias in float32, head by head, before heads are summed.
         """
         boundaries = self.cu_seqlens, self.cu_seqlens_k
         batch, queries, heads, _ = self.q.shape
@@ -362,7 +365,7 @@ class Call:
         dv = o.new_empty(batch, keys, kv_heads, value_dim)
         terms = softmax.new_empty(batch, heads, queries, 4)
         q, k, v = (x.to(self.dtype) for x in (self.q, self.k, self.v))
-        given, scaled = do, powers(do, dlse, v, *boundaries)
+        given, scaled = do, powers(do, dlse, v, *boundaries, factors)
         if scaled is not None:
             do, dlse = scaled.divided(do, dlse)
         q, k, v, do = dense_rows(q, k, v, do.to(self.dtype))
@@ -372,7 +375,7 @@ class Call:
             gates = cumulative_gates(self.g, self.cu_seqlens_k)
         launches = _Backward(
             call=self, q=q, k=k, v=v, do=do, dlse=dlse.contiguous(), o=o, softmax=softmax,
-            terms=terms, gates=gates, longest_q=longest_q, longest_k=longest_k,
+            factors=factors, terms=terms, gates=gates, longest_q=longest_q, longest_k=longest_k,
         )  # fmt: skip
         if self.wide:
             launches.wide(dq, dk, dv)
@@ -401,6 +404,7 @@ class _Backward:
     Args:
         q, k, v, do: in the dtype of products.
         softmax: see `Call.forward`.
+        factors: see `Call.backward`.
         terms: [B, H, T, 4], see `attention_terms`, which the first launch fills.
         gates: see `cumulative_gates`.
         longest_q, longest_k: of the sequences.
@@ -414,6 +418,7 @@ class _Backward:
     dlse: Tensor
     o: Tensor
     softmax: Tensor
+    factors: Tensor | None
     terms: Tensor
     gates: Sequence[Tensor | None]
     longest_q: int
@@ -444,10 +449,10 @@ class _Backward:
         """Launch `count` programs of `tokens` tokens for each sequence and head."""
         queries, heads, value_dim = *self.q.shape[1:3], self.v.shape[3]
         attention_terms[(count * self.call.sequences * heads,)](
-            self.o, self.do, self.dlse, *self.softmax, self.terms, self.call.cu_seqlens,
-            queries, count, heads, value_dim, *outer_strides(self.do),
-            PACKED=self.call.cu_seqlens is not None, QUERIES=tokens,
-            PAD_V=next_power_of_2(value_dim),
+            self.o, self.do, self.dlse, *self.softmax, self.factors, self.terms,
+            self.call.cu_seqlens, queries, count, heads, value_dim, *outer_strides(self.do),
+            PACKED=self.call.cu_seqlens is not None, SCALED=self.factors is not None,
+            QUERIES=tokens, PAD_V=next_power_of_2(value_dim),
         )  # fmt: skip
 
     def narrow(self, dq: Tensor, dk: Tensor, dv: Tensor) -> tuple[Tensor | None, Tensor | None]:

@@ -30,9 +30,9 @@ from kernels.softmax.structure import restrict, some
 
 @triton.jit(do_not_specialize=["num_queries", "tiles", "heads"])
 def attention_terms(
-    o, do, dlse, row_maxima, weight_sums, terms, cu_seqlens, num_queries, tiles, heads,
+    o, do, dlse, row_maxima, weight_sums, factors, terms, cu_seqlens, num_queries, tiles, heads,
     value_dim: tl.int32, stride_b, stride_t, stride_h,
-    PACKED: tl.constexpr, QUERIES: tl.constexpr, PAD_V: tl.constexpr,
+    PACKED: tl.constexpr, SCALED: tl.constexpr, QUERIES: tl.constexpr, PAD_V: tl.constexpr,
 ):  # fmt: skip
     """terms [B, H, T, 4]: base, weight and delta of each query, and delta once more.
 
@@ -40,7 +40,8 @@ def attention_terms(
     delta = Σ_v do·o - dlse, over all of V at once. The softmax is rebuilt from the maximum and the
     sum rather than from the lse, whose rounding error, relative to a large logit, would enter every
     weight. A row that sees no key has the maximum -inf and the sum 0, and gets 0 and 0: its weights
-    are 0, and never inf - inf.
+    are 0, and never inf - inf. If SCALED, the weight is multiplied by the factor of the head, and
+    with it all gradients.
     """
     tile = tl.program_id(0) % tiles
     head = (tl.program_id(0) // tiles % heads).to(tl.int64)
@@ -62,6 +63,8 @@ def attention_terms(
     base = finite_maximum(base)
     weight_sum = tl.load(weight_sums + first_row + rows, mask=inside, other=0.0)
     weight = inverse_or_0(weight_sum)
+    if SCALED:
+        weight *= tl.load(factors + head)
 
     term = tl.arange(0, 4)
     four = tl.where(term == 1, weight[:, None], row_delta[:, None])

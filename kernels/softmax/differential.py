@@ -3,6 +3,8 @@
 The parts stay in float32 until their difference is rounded. With D = dO the cotangent,
 
     dλ = -Σ D ∘ O2,    and the second softmax has the cotangent -λ D
+
+whose products are those of D, times -λ in float32.
 """
 
 from typing import Any, Literal, Unpack
@@ -68,17 +70,10 @@ def _backward(
     _, second = parts.chunk(2, 2)
     # The order of the terms does not show in float64.
     dlam = -(do.double() * second).sum((0, 1, 3)).to(lam.dtype)
-    # The second cotangent, -lam do, may leave the range of float16: pass a part of it on.
-    factor, power = lam.float(), None
-    if do.dtype == torch.float16:
-        power = factor.abs().amax().clamp(min=1.0).log2().ceil().exp2()
-        factor = factor / power
-    both = _joined(do, -factor[:, None] * do)
-    call = _call(v=v, **given)
-    dq, dk, dv, *_ = call.backward(both, torch.zeros_like(softmax[0]), parts, softmax)
+    factors = torch.cat([torch.ones_like(lam), -lam]).float()
+    call, no_dlse = _call(v=v, **given), torch.zeros_like(softmax[0])
+    dq, dk, dv, *_ = call.backward(_joined(do, do), no_dlse, parts, softmax, factors)
     (dq1, dq2), (dk1, dk2), (dv1, dv2) = (x.chunk(2, 2) for x in (dq, dk, dv))
-    if power is not None:
-        dq2, dk2, dv2 = (x * power for x in (dq2, dk2, dv2))
     each = (
         x.to(v.dtype, copy=True, memory_format=torch.contiguous_format)
         for x in (dq1, dk1, dq2, dk2, dv1 + dv2)

@@ -5,9 +5,9 @@ product with them. With P at most 1, `dP = do · v` and `delta = do · o - dlse`
 
     |dS| <= 2 · max ‖do‖ · max ‖v‖ + max |dlse|
 
-dS is linear in do and dlse. So these are divided by a power of two for each sequence, 1 where the
-bound is below 2^15, and the gradients are multiplied by it: no bit of a number changes that is not
-subnormal on the way.
+times the factor of the head, if there is one. dS is linear in do and dlse. So these are divided by
+a power of two for each sequence, 1 where the bound is below 2^15, and the gradients are multiplied
+by it: no bit of a number changes that is not subnormal on the way.
 """
 
 from typing import NamedTuple
@@ -46,18 +46,20 @@ def powers(
     v: Float[Tensor, "B T_k G V"],
     cu_seqlens: Int[Tensor, " N+1"] | None,
     cu_seqlens_k: Int[Tensor, " N+1"] | None,
+    factors: Float[Tensor, " H"] | None = None,
 ) -> Powers | None:
     """Return what to divide by; None for values in a dtype of float32's range, and for no heads."""
     if v.dtype != torch.float16 or do.shape[2] == 0:
         return None
     of_queries, of_keys = (_sequences(n, x) for n, x in ((cu_seqlens, do), (cu_seqlens_k, v)))
     count = do.shape[0] if cu_seqlens is None else len(cu_seqlens) - 1
+    lengths, sizes = _lengths(do), dlse.abs().mT
+    if factors is not None:
+        lengths, sizes = (x * factors.abs() for x in (lengths, sizes))
     far, sums, high = (
-        _largest(x, where, count)
-        for x, where in (
-            (_lengths(do), of_queries), (dlse.abs().amax(1), of_queries), (_lengths(v), of_keys),
-        )
-    )  # fmt: skip
+        _largest(x.amax(2), where, count)
+        for x, where in ((lengths, of_queries), (sizes, of_queries), (_lengths(v), of_keys))
+    )
     of_each = power(2 * far * high + sums)
     return Powers(*(of_each[where] for where in (of_queries, of_keys)))
 
@@ -71,9 +73,8 @@ def power(bound: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
     return (exponent + 127).int().bitwise_left_shift(23).view(torch.float32)
 
 
-def _lengths(x: Float[Tensor, "B T H V"]) -> Float[Tensor, "B T"]:
-    """The largest length of a token's vectors."""
-    return torch.linalg.vector_norm(x, dim=-1, dtype=torch.float32).amax(2)
+def _lengths(x: Float[Tensor, "B T H V"]) -> Float[Tensor, "B T H"]:
+    return torch.linalg.vector_norm(x, dim=-1, dtype=torch.float32)
 
 
 def _sequences(cu_seqlens: Int[Tensor, " N+1"] | None, x: Tensor) -> Int[Tensor, "B T"]:

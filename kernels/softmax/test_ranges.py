@@ -33,6 +33,15 @@ def test_a_bound_above_half_the_range_is_halved_until_it_is_below(device: torch.
     assert found.divided(do, dlse)[1].flatten().tolist() == [0.0, -12500.0]
 
 
+def test_the_factor_of_a_head_multiplies_its_bound(device: torch.device) -> None:
+    do, dlse, v = _tensors(device)
+    do, dlse = torch.cat([do, do], 2), torch.cat([dlse, dlse - 1e5], 1)
+    found = powers(do, dlse, v, None, None, torch.tensor([-4.0, 0.5], device=device))
+    assert found is not None
+    # 4 · 2 · 5000 · 13 + 0.5 · 100000 = 570000 = 0.54 · 2^20
+    assert found.of_keys.tolist() == [[32.0]]
+
+
 def test_each_packed_sequence_has_a_power_of_its_own_whatever_is_nan(device: torch.device) -> None:
     do, dlse, v = _tensors(device)
     cu_seqlens = torch.tensor([0, 1, 1, 2], device=device)

@@ -65,8 +65,6 @@ DIFFERENTIAL_ATTENTION = _declare(
     options=(WINDOW,),
     roles={"q1": Role.QUERY, "q2": Role.QUERY, "k1": Role.KEY, "k2": Role.KEY, "lam": Role.FACTOR},
     work=lambda n: 2 * pairs(n),
-    # A kernel rounds λ · do, whose product with a value may cancel: "Known to be open" in LOG.md.
-    of_any_size=None,
 )
 
 _polynomial = partial(
