@@ -22,7 +22,8 @@ def as_dplr(
     taken, written = k, v
     if beta is not None:
         taken, written = ((beta.float()[..., None] * x).to(q.dtype) for x in (k, v))
-    gk = None if g is None else g[..., None].expand(k.shape)
+    # Its gradient is a sum over channels, whose parts stay in float32.
+    gk = None if g is None else g.float()[..., None].expand(k.shape)
     operands = {"q": q, "k": k, "v": written, "a": p, "b": -taken, "gk": gk}
     return compute(dplr.__name__, **operands, within=dtype, **given)
 

@@ -40,7 +40,8 @@ def as_dplr(
     written = (written if beta is None else beta.float()[..., None] * written).to(dtype)
     # S' = diag(exp g) S, so S'ᵀ k = Sᵀ (exp(g) ∘ k).
     if g is not None and g.dim() == 3:
-        g = g[..., None].expand(k.shape)
+        # Its gradient is a sum over channels, whose parts stay in float32.
+        g = g.float()[..., None].expand(k.shape)
     read = k if g is None else (torch.exp(g.float()) * wide).to(dtype)
     o, S = compute(
         dplr.__name__, q=q, k=written, v=v, a=read, b=-written, gk=g,

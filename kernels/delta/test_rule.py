@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from kernels import delta_rule, gated_delta_rule, kda
+from kernels import comba, delta_rule, gated_delta_rule, kda, precond_gated_delta_rule
 from kernels.recurrence import REGISTERED
 
 
@@ -60,3 +60,20 @@ def test_a_checkpoint_computes_again_what_is_saved(subject: Any) -> None:
     x = torch.randn(1, 70, 1, 16, device=subject.device, requires_grad=True)
     want = torch.autograd.grad(run(x), x)
     assert torch.equal(*want, *torch.autograd.grad(checkpoint(run, x, use_reentrant=False), x))
+
+
+@pytest.mark.parametrize("op", [comba, precond_gated_delta_rule])
+def test_a_gate_of_16_bits_has_the_exact_sum_over_its_channels(
+    op: Callable[..., Any], subject: Any
+) -> None:
+    """The parts, state times exp(g), cancel but for a part in 256."""
+    nothing = torch.zeros(1, 1, 1, 2, device=subject.device, dtype=torch.bfloat16)
+    state = torch.tensor([1 + 2.0**-8, -1.0], device=subject.device).view(1, 1, 2, 1)
+    if op is precond_gated_delta_rule:
+        state = torch.cat([state, torch.ones_like(state)], -1)
+    p = [nothing] if op is comba else []
+    g = torch.full((1, 1, 1), -0.35, device=subject.device, dtype=torch.bfloat16)
+    g.requires_grad_()
+    o, _ = op(nothing + 1, nothing, nothing[..., :1], *p, g, None, scale=1.0, initial_state=state)
+    (dg,) = torch.autograd.grad(o, [g], torch.ones_like(o))
+    torch.testing.assert_close(dg, (torch.exp(g) * 2.0**-8).detach(), rtol=2.0**-7, atol=0.0)

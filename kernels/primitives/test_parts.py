@@ -30,3 +30,9 @@ def test_equal_columns_have_equal_sums(count: int) -> None:
 def test_the_sum_is_rounded_once() -> None:
     parts = torch.tensor([[256.0], [1.0], [1.0]])
     assert add_parts(parts, torch.bfloat16).tolist() == [258.0]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_parts_that_are_rounded_already_are_refused(dtype: torch.dtype) -> None:
+    with pytest.raises(TypeError, match=r"parts: .*16, expected torch.float32 where there are 2"):
+        add_parts(torch.ones(2, 3, dtype=dtype), dtype)
