@@ -272,6 +272,15 @@ def test_what_alone_is_trained_has_its_gradient(
     torch.testing.assert_close(found, expected)
 
 
+def test_splits_do_not_keep_pages_from_having_gradients(device: torch.device) -> None:
+    k, v, q = torch.randn(3, 1, 3, 1, 4, generator=torch.Generator().manual_seed(0)).to(device)
+    q.requires_grad_()
+    split, _ = PagedCache(1, 2, 2, 1, 4, 4, device=device).attend(q, k, v, num_splits=2)
+    whole, _ = PagedCache(1, 2, 2, 1, 4, 4, device=device).attend(q, k, v)
+    (found,), (want,) = (torch.autograd.grad(o.sum(), q) for o in (split, whole))
+    assert torch.equal(found, want)
+
+
 def test_caches_that_begin_empty_say_so() -> None:
     for kind in (QuantizedCache, LatentCache):
         with pytest.raises(NotImplementedError, match="begins empty"):
