@@ -72,6 +72,11 @@ def gaussian(blank: Blank, generator: torch.Generator) -> Tensor:
             return torch.exp2(-4 * _uniform(blank, generator))
         case Role.PROJECTION:
             return _normal(blank, generator) / math.sqrt(max(blank.shape[-1], 1))
+        case Role.TURN:
+            # In 16 bits a turn by hundreds is known to a place or so.
+            most = 10 if blank.dtype == torch.float32 else 0
+            size = 2.0 ** int(torch.randint(most + 1, (), generator=generator))
+            return size * _normal(blank, generator)
         case Role.SCORE:
             # Many scores are equal, or so near that 16 bits would not tell them apart.
             near = torch.rand((), generator=generator).item() < 1 / 2

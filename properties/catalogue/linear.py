@@ -199,7 +199,7 @@ CYFA = declare(
     wraps=SIMPLE_GLA,
     modes=(Mode("chunk"), Mode("fused_chunk"), Mode("fused_recurrent")),
     roles={
-        "delta": Role.KEY,
+        "delta": Role.TURN,
         "readout": Role.PROJECTION,
         "q_norm_weight": Role.KEY,
         "k_norm_weight": Role.KEY,

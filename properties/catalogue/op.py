@@ -41,6 +41,7 @@ class Role(Enum):
     LOGIT = "logit"
     SCALE = "scale, at least 0"
     FACTOR = "factor of any sign"
+    TURN = "turn of a ring, by any number of places"
     BIAS = "what is added to the logit of a pair, -inf included"
     MASK = "whether a pair is seen"
     COSINE = "cosine of an angle"
@@ -52,7 +53,7 @@ class Role(Enum):
 
 
 # Roles of which any number is allowed.
-ANY_NUMBERS = (Role.QUERY, Role.KEY, Role.VALUE)
+ANY_NUMBERS = (Role.QUERY, Role.KEY, Role.VALUE, Role.TURN)
 # The integers of a tensor in a case, given the size of every letter.
 Fill = Callable[[Case, Mapping[str, int], Generator], Tensor]
 # A call that must be refused: what is wrong, the bad arguments, the one that the error must name.

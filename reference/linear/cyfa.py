@@ -41,7 +41,7 @@ def parallel(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """All tokens at once, by the waves on the ring.
 
-        x_ij   = λ_i - λ_j,    λ_i = Σ_{t <= i} δ_t
+        x_ij   = λ_i - λ_j,    λ_i = Σ_{t <= i} δ_t   (mod M)
         D_ij   = exp(Σ_{j < t <= i} g_t) β_j                         for j <= i
         C + iS = Σ_r A_r exp(2π i f r / M)                           f = 0, ..., (M - 1) / 2
         a_ij   = D_ij (2 - [f = 0]) / M (C cos(2π f x_ij / M) + S sin(2π f x_ij / M))
@@ -61,7 +61,8 @@ def parallel(
     started = S.transpose(1, 2)
     keys = torch.cat([started[..., :K], k], dim=1)
     values = torch.cat([started[..., K:], v], dim=1)
-    turns = delta.cumsum(1)
+    # Without whole turns, which sums would round.
+    turns = (delta - M * torch.round(delta / M)).cumsum(1)
     written_at = torch.cat([-r[:, None].expand(B, M, H), turns], dim=1)
     later = torch.ones(T, T, dtype=torch.bool, device=q.device).tril()[..., None]
     written = torch.where(later, torch.exp(sums_between(g)) * beta[:, None], 0.0)
