@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, get_args
 
 import torch
@@ -128,15 +129,24 @@ def _custom_op(
     """Register a function of arguments by name as a `torch.library` op of arguments by position."""
 
     def run(*arguments: Any) -> Tensor | tuple[Tensor, ...]:
+        first = arguments[0]
         # Triton launches on the current device, wherever the tensors are.
-        with torch.cuda.device_of(arguments[0]):
-            return _filled(function(**dict(zip(takes, arguments, strict=True))), arguments[0])
+        with torch.cuda.device_of(first), _without_autocast(first.device.type):
+            return _filled(function(**dict(zip(takes, arguments, strict=True))), first)
 
     arguments = ", ".join(f"{kind} {each}" for each, kind in takes.items())
     schema = f"({arguments}) -> ({', '.join(['Tensor'] * returns)})"
     return torch.library.custom_op(
         f"attention_oracles::{name}", run, mutates_args=(), schema=schema
     )
+
+
+def _without_autocast(device: str) -> AbstractContextManager[None]:
+    """Products in the dtype of their operands: a backward pass may run under autocast as well."""
+    if not torch.is_autocast_enabled(device):
+        # Entering one takes as long as a small launch.
+        return nullcontext()
+    return torch.autocast(device, enabled=False)
 
 
 def schema_of(function: Callable[..., Any]) -> dict[str, str]:

@@ -18,7 +18,6 @@ from kernels.softmax.select import (
     each_sequence,
     mean_of_blocks,
     select_of_nsa,
-    without_autocast,
 )
 from kernels.softmax.selected import ABOUT, RAISES, TEXTS, attend, check_counts, checked
 
@@ -28,11 +27,10 @@ def _forward(
     block_size: int, scale: float,
 ) -> list[Tensor]:  # fmt: skip
     o = q.new_zeros(*q.shape[:3], v.shape[3], dtype=torch.float32)
-    with without_autocast(q):
-        for i, j in each_sequence(q.shape[1], k.shape[1], cu_seqlens, cu_seqlens_k):
-            weights, _ = compressed_weights(q, k, i, j, block_size, scale)
-            means = mean_of_blocks(v[:, j], block_size)[:, :, None]
-            o[:, i] = (weights @ means).flatten(1, 2).transpose(1, 2)
+    for i, j in each_sequence(q.shape[1], k.shape[1], cu_seqlens, cu_seqlens_k):
+        weights, _ = compressed_weights(q, k, i, j, block_size, scale)
+        means = mean_of_blocks(v[:, j], block_size)[:, :, None]
+        o[:, i] = (weights @ means).flatten(1, 2).transpose(1, 2)
     return [o]
 
 
@@ -42,21 +40,20 @@ def _backward(
 ) -> list[Tensor | None]:  # fmt: skip
     gradients = [torch.zeros_like(x, memory_format=torch.contiguous_format) for x in (q, k, v)]
     dq, dk, dv = gradients
-    with without_autocast(q):
-        for i, j in each_sequence(q.shape[1], k.shape[1], cu_seqlens, cu_seqlens_k):
-            weights, k_means = compressed_weights(q, k, i, j, block_size, scale)
-            v_means = mean_of_blocks(v[:, j], block_size)[:, :, None]
-            do = by_group(d0[:, i], k.shape[2])
-            dp = do @ v_means.mT
-            ds = scale * weights * (dp - (weights * dp).sum(-1, keepdim=True))
-            dq[:, i] = (ds @ k_means).flatten(1, 2).transpose(1, 2).to(q.dtype)
-            whole = j.start + k_means.shape[3] * block_size
-            for gradient, of_means in (
-                (dk, (ds.mT @ by_group(q[:, i], k.shape[2])).sum(2)),
-                (dv, (weights.mT @ do).sum(2)),
-            ):
-                of_tokens = of_means.transpose(1, 2).repeat_interleave(block_size, 1)
-                gradient[:, j.start : whole] = (of_tokens / block_size).to(gradient.dtype)
+    for i, j in each_sequence(q.shape[1], k.shape[1], cu_seqlens, cu_seqlens_k):
+        weights, k_means = compressed_weights(q, k, i, j, block_size, scale)
+        v_means = mean_of_blocks(v[:, j], block_size)[:, :, None]
+        do = by_group(d0[:, i], k.shape[2])
+        dp = do @ v_means.mT
+        ds = scale * weights * (dp - (weights * dp).sum(-1, keepdim=True))
+        dq[:, i] = (ds @ k_means).flatten(1, 2).transpose(1, 2).to(q.dtype)
+        whole = j.start + k_means.shape[3] * block_size
+        for gradient, of_means in (
+            (dk, (ds.mT @ by_group(q[:, i], k.shape[2])).sum(2)),
+            (dv, (weights.mT @ do).sum(2)),
+        ):
+            of_tokens = of_means.transpose(1, 2).repeat_interleave(block_size, 1)
+            gradient[:, j.start : whole] = (of_tokens / block_size).to(gradient.dtype)
     return [dq, dk, dv, None, None]
 
 

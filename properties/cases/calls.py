@@ -1,7 +1,7 @@
 """Call an implementation of an op, and return its outputs and gradients by name."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from typing import Any
 
@@ -9,7 +9,13 @@ import torch
 from torch import Tensor
 
 from properties.cases import structures
-from properties.cases.contexts import CONTEXTS, WITHOUT_GRADIENTS, checkpointed, compiled
+from properties.cases.contexts import (
+    AROUND_BACKWARD,
+    CONTEXTS,
+    WITHOUT_GRADIENTS,
+    checkpointed,
+    compiled,
+)
 from properties.cases.inputs import Inputs, Results
 from properties.catalogue.op import Function, Op
 
@@ -28,7 +34,7 @@ def outputs_and_gradients(
 
     Args:
         cotangents: cotangents by output; if empty, only the forward pass runs.
-        context: the context of the forward pass, see `properties.cases.contexts`.
+        context: of the forward pass, and of the backward pass too if it is in `AROUND_BACKWARD`.
         earlier: options of a call before this one on the same tensor objects, which then hold other
             numbers; None for no such call. Another call on other numbers then comes after it as
             well, before the backward pass.
@@ -52,8 +58,12 @@ def outputs_and_gradients(
     # A call that writes to its input cannot be run again.
     if context == "checkpointed" and not inputs.options.get("inplace"):
         function = checkpointed(function)
-    around = CONTEXTS[context](_device_type(inputs))
-    with around, noting_call(op, {**given, **extra}), _expecting_memory_of(given):
+    device = _device_type(inputs)
+    with (
+        CONTEXTS[context](device),
+        noting_call(op, {**given, **extra}),
+        _expecting_memory_of(given),
+    ):
         named = _named(op, function(**given, **extra), given)
         _expect_memory(named)
     if earlier is not None:
@@ -62,7 +72,9 @@ def outputs_and_gradients(
         return {name: y.detach() for name, y in named.items()}
     leaves = {name: tensors[name] for name in names}
     read = {**given, **{f"the gradient of {name}": dy for name, dy in cotangents.items()}}
-    with noting_call(op, {**given, **extra}, "backwards through "), _expecting_memory_of(read):
+    around = CONTEXTS[context](device) if context in AROUND_BACKWARD else nullcontext()
+    noted = noting_call(op, {**given, **extra}, "backwards through ")
+    with around, noted, _expecting_memory_of(read):
         gradients = _gradients(named, leaves, cotangents, twice=context == "backward_twice")
         _expect_memory(gradients)
     return {name: y.detach() for name, y in named.items()} | gradients

@@ -1,5 +1,5 @@
-"""The contexts a call runs in: with gradients, without, in inference mode, under autocast,
-compiled, run again for its backward pass, with two backward passes.
+"""The contexts a call runs in: with gradients, without, in inference mode, under autocast, with or
+without its backward pass, compiled, run again for its backward pass, with two backward passes.
 """
 
 from collections.abc import Callable, Iterator
@@ -33,12 +33,15 @@ CONTEXTS: dict[str, Context] = {
     "no_grad": lambda device: torch.no_grad(),
     "inference_mode": lambda device: torch.inference_mode(),
     "autocast": lambda device: torch.autocast(device, torch.bfloat16),
+    "autocast_backward": lambda device: torch.autocast(device, torch.bfloat16),
     "bfloat16_by_default": lambda device: _bfloat16_by_default(),
     "checkpointed": lambda device: nullcontext(),
     "backward_twice": lambda device: nullcontext(),
     "compiled": lambda device: nullcontext(),
 }
 WITHOUT_GRADIENTS = ("no_grad", "inference_mode")
+# Its backward pass runs in it as well.
+AROUND_BACKWARD = ("autocast_backward",)
 # These change the call itself, and nothing around it.
 OF_THE_CALL = ("compiled", "checkpointed", "backward_twice")
 

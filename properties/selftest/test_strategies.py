@@ -184,6 +184,7 @@ def _about_the_call(op: Op) -> Iterator[Condition]:
         yield Condition("an output without a cotangent", OFTEN, lambda c: len(c.silent) > 0)
     yield Condition("without gradients", OFTEN, lambda c: c.context in WITHOUT_GRADIENTS)
     yield Condition("autocast", OFTEN, lambda c: c.context == "autocast")
+    yield Condition("autocast backwards", OFTEN, lambda c: c.context == "autocast_backward")
     yield Condition("run again for its gradients", OFTEN, lambda c: c.context == "checkpointed")
     yield Condition("two backward passes", OFTEN, lambda c: c.context == "backward_twice")
     yield Condition("the mode left to the op", SELDOM, lambda c: c.auto)
