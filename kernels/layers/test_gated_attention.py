@@ -268,3 +268,17 @@ def test_the_norm_is_computed_in_float32_and_rounded_once(dtype: torch.dtype) ->
     want = (1 + weight) * wide / (wide.square().mean(-1, keepdim=True) + norm.eps).sqrt()
     # All but a few that float32 puts on the other side of a tie.
     assert (norm(x) == want.to(dtype)).double().mean() > 0.99
+
+
+def test_a_sequence_without_new_tokens_sets_no_scaling(device: torch.device) -> None:
+    layer, x = _layer(device, rope_scaling=DYNAMIC), _x(device, BATCH, 2)
+    kv = torch.randn(BATCH, TOKENS - 2, KV_HEADS, HEAD_DIM, device=device)
+
+    def first(ended: int) -> Tensor:
+        """The output of the first sequence beside one that has ended."""
+        cache = _cache("contiguous", device)
+        cache.update(kv, kv, offset=torch.tensor([0, ended, 0]))
+        with torch.no_grad():
+            return layer(x, cache=cache, offset=torch.tensor([2, 0, 0]))[0]
+
+    assert torch.equal(first(TOKENS - 2), first(0))
