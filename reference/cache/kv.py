@@ -100,6 +100,25 @@ class TokenLists:
                     " thing"
                 )
 
+    def _check(self, k: Tensor, v: Tensor, offset: int | Tensor | None) -> list[int]:
+        batch = len(self.tokens)
+        for name, x in (("k", k), ("v", v)):
+            if x.dim() != 4 or x.shape[0] != batch:
+                raise ValueError(f"{name}: shape {list(x.shape)}, expected [{batch}, T, G, D]")
+        if k.shape[:3] != v.shape[:3]:
+            raise ValueError(
+                f"v: shape {list(v.shape)}, expected the B, T and G of k: {list(k.shape)}"
+            )
+        held = next((tokens[0] for tokens in self.tokens if tokens), None)
+        if held is not None:
+            for name, x, old in (("k", k, held[0]), ("v", v, held[1])):
+                if x.shape[2:] != old.shape or x.dtype != old.dtype:
+                    raise ValueError(
+                        f"{name}: {x.dtype} {list(x.shape)}, expected {old.dtype} and heads of "
+                        f"{list(old.shape)} like the tokens held"
+                    )
+        return self._counts(offset, k.shape[1])
+
     def _counts(self, offset: int | Tensor | None, tokens: int) -> list[int]:
         """How many of the `tokens` of a call are real in each sequence."""
         counts = token_counts("offset", tokens if offset is None else offset, len(self.tokens))
@@ -228,25 +247,6 @@ class KVCache(TokenLists):
         except BaseException:
             self.tokens, self.forgotten = before
             raise
-
-    def _check(self, k: Tensor, v: Tensor, offset: int | Tensor | None) -> list[int]:
-        batch = len(self.tokens)
-        for name, x in (("k", k), ("v", v)):
-            if x.dim() != 4 or x.shape[0] != batch:
-                raise ValueError(f"{name}: shape {list(x.shape)}, expected [{batch}, T, G, D]")
-        if k.shape[:3] != v.shape[:3]:
-            raise ValueError(
-                f"v: shape {list(v.shape)}, expected the B, T and G of k: {list(k.shape)}"
-            )
-        held = next((tokens[0] for tokens in self.tokens if tokens), None)
-        if held is not None:
-            for name, x, old in (("k", k, held[0]), ("v", v, held[1])):
-                if x.shape[2:] != old.shape or x.dtype != old.dtype:
-                    raise ValueError(
-                        f"{name}: {x.dtype} {list(x.shape)}, expected {old.dtype} and heads of "
-                        f"{list(old.shape)} like the tokens held"
-                    )
-        return self._counts(offset, k.shape[1])
 
 
 def padded(

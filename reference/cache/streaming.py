@@ -66,19 +66,17 @@ class StreamingCache(TokenLists):
 
         Raises:
             TypeError: `offset` is no int and no integer tensor.
-            ValueError: another batch than the cache has; tables too short; an `offset` below 0 or
-                above T; `causal`, boundaries, `g`, `window` or `return_lse`. The cache is then as
-                it was.
+            ValueError: another batch than the cache has, or other heads, head dims or dtypes than
+                its tokens; tables too short; an `offset` below 0 or above T; `causal`,
+                boundaries, `g`, `window` or `return_lse`. The cache is then as it was.
         """
         self._refuse_options(options)
-        for name, x in (("q", q), ("k", k), ("v", v)):
-            if x.dim() != 4 or x.shape[:2] != (len(self.tokens), k.shape[1]):
-                wanted = f"[{len(self.tokens)}, T, heads, dim]"
-                raise ValueError(f"{name}: shape {list(x.shape)}, expected {wanted}")
+        counts = self._check(k, v, offset)
+        if q.dim() != 4 or q.shape[:2] != k.shape[:2]:
+            raise ValueError(f"q: shape {list(q.shape)}, expected B and T of k, {list(k.shape)}")
         if cos.shape[0] < self.sinks + self.window:
             places = self.sinks + self.window
             raise ValueError(f"cos: {cos.shape[0]} places, expected at least {places}")
-        counts = self._counts(offset, k.shape[1])
         o = q.new_zeros(*q.shape[:3], v.shape[-1])
         tokens, forgotten = list(self.tokens), list(self.forgotten)
         if not any(counts):

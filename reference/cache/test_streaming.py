@@ -99,5 +99,11 @@ def test_a_bad_argument_is_named_and_changes_nothing() -> None:
     with pytest.raises(ValueError, match=r"^q: shape"):
         cache.attend(x[:1], x, x, table, table)
     assert cache.tokens == [[], []]
+    tables = torch.ones(3, 1, dtype=torch.float64), torch.zeros(3, 1, dtype=torch.float64)
+    cache.attend(x, x, x, *tables)
+    two = x.expand(-1, -1, 2, -1)
+    with pytest.raises(ValueError, match=r"^k: torch.float64 \[2, 1, 2, 2\], expected .* held"):
+        cache.attend(two, two, two, *tables)
+    assert cache.length.tolist() == [1, 1]
     with pytest.raises(ValueError, match=r"^window: 0, expected at least 1"):
         reference.StreamingCache(1, sinks=0, window=0)
