@@ -391,7 +391,7 @@ def multiaxis_rotary(
         TypeError: a dtype, or an argument that is no tensor, that the list above does not have.
         ValueError: shapes or devices that do not fit; tables wider than the head (2P > D); a
             position outside `[0, R)`; an axis outside `[0, A)`; `inplace` on a tensor whose
-            elements share memory; an unknown mode or tile.
+            elements share memory, or on a leaf that requires grad; an unknown mode or tile.
 
     Source: Qwen2-VL, arXiv 2409.12191, section 2.1.
     """

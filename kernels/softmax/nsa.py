@@ -101,7 +101,11 @@ def compute(
     "T_q · T_k / block_size weights of each head.",
     same_dtype=("q", "k", "v"),
     texts=TEXTS,
-    raises=[*RAISES, "a block_size, top_k, local_blocks or window below 1"],
+    raises=[
+        *RAISES,
+        "a block_size, local_blocks or window below 1",
+        "a top_k below 1 + local_blocks",
+    ],
 )
 def nsa(
     q: Float[Tensor, "B T_q H K"],
