@@ -45,9 +45,8 @@ def compute(
     packs = check_packing(cu_seqlens, cu_seqlens_k, sizes, c.device)
     dtype = c.dtype
     q_n, q_r, c, k_r = widened(q_n, q_r, c, k_r)
-    up = _up_in_float16 if dtype == torch.float16 else _up
+    k_n, v = (_up(c, w) for w in (w_uk, w_uv))
     with torch.autocast(c.device.type, enabled=False):
-        k_n, v = (up(c, w) for w in (w_uk, w_uv))
         k = torch.cat([k_n, k_r[:, :, None].expand(*k_n.shape[:3], -1)], -1)
         q = torch.cat([q_n, q_r], -1)
     o, lse = attention_within(
@@ -56,43 +55,42 @@ def compute(
     return o.to(dtype), lse if return_lse else None
 
 
-def _up(c: Tensor, w: Tensor) -> Tensor:
+def _product(c: Tensor, w: Tensor) -> list[Tensor]:
     """`[B, T, R]` and `[H, D, R]` to `[B, T, H, D]`."""
     # As matrices: PyTorch multiplies `[B, T, R]` as one matrix or not, by requires_grad.
-    return (
-        (c.flatten(0, 1) @ w.flatten(0, 1).mT).unflatten(0, c.shape[:2]).unflatten(-1, w.shape[:2])
-    )
+    rows = c.to(w.dtype).flatten(0, 1) @ w.flatten(0, 1).mT
+    return [rows.unflatten(0, c.shape[:2]).unflatten(-1, w.shape[:2]).to(c.dtype)]
 
 
-def _up_backward(c: Tensor, w: Tensor, d0: Tensor) -> list[Tensor | None]:
-    """dc, float32, and dw, by products in float16 of operands that are divided by powers of two.
+def _product_backward(c: Tensor, w: Tensor, d0: Tensor) -> list[Tensor | None]:
+    """dc and dw. In float16 the operands are divided by powers of two.
 
     They bound each result by the lengths of the two vectors that it is a product of (Cauchy and
     Schwarz): one power for each token in dc, one for all in dw.
     """
     if not w.numel():
-        return [torch.zeros_like(c, dtype=torch.float32), torch.zeros_like(w)]
-    c, rows, W = c.to(w.dtype), d0.flatten(2), w.flatten(0, 1)
-    of_tokens = power(_length(rows, -1) * _length(W, 0).amax().clamp(min=1))[..., None]
-    dc = ((rows / of_tokens).to(w.dtype) @ W).float() * of_tokens
-    columns, c = rows.flatten(0, 1), c.flatten(0, 1)
-    of_all = power(_length(columns, 0).amax() * _length(c, 0).amax().clamp(min=1))
-    dw = ((columns / of_all).to(w.dtype).mT @ c).float() * of_all
-    return [dc, dw.to(w.dtype).unflatten(0, w.shape[:2])]
+        return [torch.zeros_like(c), torch.zeros_like(w)]
+    rows, x, W = d0.flatten(2).flatten(0, 1), c.to(w.dtype).flatten(0, 1), w.flatten(0, 1)
+    of_tokens, of_all = rows.new_ones(()), rows.new_ones(())
+    if w.dtype == torch.float16:
+        of_tokens = power(_length(rows, -1) * _length(W, 0).amax().clamp(min=1))[:, None]
+        of_all = power(_length(rows, 0).amax() * _length(x, 0).amax().clamp(min=1))
+    dc = ((rows / of_tokens).to(w.dtype) @ W).to(c.dtype) * of_tokens
+    dw = ((rows / of_all).to(w.dtype).mT @ x).to(c.dtype) * of_all
+    return [dc.unflatten(0, c.shape[:2]), dw.to(w.dtype).unflatten(0, w.shape[:2])]
 
 
 def _length(x: Tensor, dim: int) -> Tensor:
     return torch.linalg.vector_norm(x, dim=dim, dtype=torch.float32)
 
 
-# Round c to the dtype of w, multiply, and return float32.
-_up_in_float16 = differentiable(
+# In the dtype of w, returned in that of c, which is float32 where w is float16.
+_up = differentiable(
     "mla_up",
-    lambda c, w: [_up(c.to(w.dtype), w).float()],
-    _up_backward,
-    lambda given: [((*given["c"].shape[:2], *given["w"].shape[:2]), torch.float32)],
+    _product,
+    _product_backward,
+    lambda given: [((*given["c"].shape[:2], *given["w"].shape[:2]), given["c"].dtype)],
     outputs=1,
-    takes={"c": "Tensor", "w": "Tensor"},
 )
 
 
