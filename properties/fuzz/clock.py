@@ -72,13 +72,16 @@ class Clock:
 
     @classmethod
     def read(cls, text: str) -> "Clock | None":
-        """Parse the first line that a process wrote; None if there is none yet, or another, as of
-        one that crashed before it began.
+        """Parse the last line of a clock that a process wrote; None if it did not begin with one,
+        as one that crashed before.
         """
-        line, end, _ = text.partition("\n")
-        if not (end and line.startswith("[")):
+        began, *later = [line for line in text.splitlines(keepends=True) if line[-1] == "\n"] or [
+            ""
+        ]
+        if not began.startswith("["):
             return None
-        process, at, threads = json.loads(line)
+        *_, last = (line for line in (began, *later) if line.startswith("["))
+        process, at, threads = json.loads(last)
         return cls(process, at, {int(n): _Thread(ran=r, waited=w) for n, (r, w) in threads.items()})
 
     @property

@@ -17,7 +17,7 @@ from pathlib import Path
 from time import monotonic
 from traceback import format_exc
 from types import CodeType, FrameType
-from typing import IO, ParamSpec, TypeVar
+from typing import IO, Any, ParamSpec, TypeVar
 
 import torch
 
@@ -141,13 +141,22 @@ def _begin() -> None:
     _TRACES.flush()
 
 
+def _separately(about: tuple[Any, ...], compute: Callable[[], T]) -> T:
+    """Give each answer of an oracle a time limit of its own, and the target the rest."""
+    _begin()
+    try:
+        return compute()
+    finally:
+        _begin()
+
+
 @_answering
 def load(origin: Origin, growth: int) -> str:
     """Load the kernels once per process; return why they cannot be loaded."""
     global _SUBJECT, _MOST
     _begin()
     try:
-        _SUBJECT = origin.subject()
+        _SUBJECT = replace(origin.subject(), recall=_separately)
     except ValueError as error:
         return message_of(error)
     except KeyboardInterrupt:

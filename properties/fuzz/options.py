@@ -211,7 +211,8 @@ def _add_processes(parse: argparse.ArgumentParser) -> None:
     )
     parse.add_argument("--ray", metavar="ADDRESS", help=text)
     text = (
-        "time limit of a case, in which waiting for a core does not count; the first case of "
+        "time limit of a case between answers of its oracle, and of each of those, in which "
+        "waiting for a core does not count; the first case of "
         "an op in a process compiles, so it may take half as long again. A case that hangs is "
         "repeated once, and runs on a second engine at the same time, so a hang costs at most 3 "
         "times as long (default: 60)"

@@ -389,6 +389,9 @@ def test_a_process_that_crashed_before_it_began_has_no_clock() -> None:
     began = Clock.read(f"{line}Fatal Python error: Segmentation fault")
     assert began is not None
     assert began.process == os.getpid()
+    anew = Clock.read(f"{line}{(again := Clock.started(os.getpid())).line}[unfinished")
+    assert anew is not None
+    assert anew.at == again.at > began.at
     for text in ("", line[:-1], f"Fatal Python error: Segmentation fault\n\n{line}"):
         assert Clock.read(text) is None
 

@@ -31,6 +31,7 @@ import reference
 from properties import scope, session, simulator
 from properties.cases.case import Case
 from properties.cases.extents import ORDINARY
+from properties.cases.inputs import Results
 from properties.cases.strategies import cases
 from properties.cases.tensors import build
 from properties.catalogue import OPS, Op
@@ -47,6 +48,7 @@ from properties.targets import NAMES, Adapter, Implementation, Target, bounds, l
 from properties.targets.fla import library
 from properties.targets.fla.mode import neutral
 from properties.targets.ledger import KnownFailure, Ledger, Raised, Wrong, read, symptom
+from properties.verdict.oracle import oracle_results
 
 CPU = torch.device("cpu")
 ATTENTION = OPS["attention"]
@@ -850,6 +852,23 @@ def test_pytest_ends_a_case_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
             job, Subject(_normalized(hang), CPU), Mock(stash={TIMES_ITS_SHARE: 1.0})
         )
     assert "sleep(1000)" in str(caught.value)
+
+
+def test_an_oracle_that_takes_long_does_not_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limit, "_SECONDS", 2.0)
+    monkeypatch.setattr(limit, "_LOOK", 0.1)
+    seconds = [3.0]
+
+    def slow(*asked: Any) -> Results:
+        while seconds:
+            sleep(seconds.pop())
+        return oracle_results(*asked)
+
+    monkeypatch.setattr(expect, "oracle_results", slow)
+    job = Job("l2norm", "some", "differential", "float32")
+    subject = Subject(_normalized(lambda y: y), CPU)
+    test_laws.test_law_holds(job, subject, Mock(stash={TIMES_ITS_SHARE: 1.0}))
+    assert not seconds
 
 
 def test_a_kernel_that_ends_the_process_passes_no_run_of_pytest(

@@ -26,17 +26,17 @@ class Hangs(BaseException):
 
 
 @contextmanager
-def limited(config: pytest.Config) -> Iterator[Callable[[Case], None]]:
+def limited(config: pytest.Config) -> Iterator[Callable[[Case | None], None]]:
     """Raise `Hangs` in a case that takes too long.
 
     Yields:
-        A function to call with each case as it begins.
+        A function to call with each case as it begins or goes on, and with None where it pauses.
     """
     thread, done = threading.get_ident(), threading.Event()
     began: list[tuple[Clock, Case]] = []
 
-    def begin(case: Case) -> None:
-        began[:] = [(Clock.started(os.getpid()), case)]
+    def begin(case: Case | None) -> None:
+        began[:] = [] if case is None else [(Clock.started(os.getpid()), case)]
 
     def ring(number: int, frame: FrameType | None) -> None:
         raise Hangs(f"it takes over {_SECONDS:.0f} s")
@@ -45,6 +45,8 @@ def limited(config: pytest.Config) -> Iterator[Callable[[Case], None]]:
         while not done.wait(_LOOK):
             for clock, case in [*began]:
                 if monotonic() - clock.at < _SECONDS or clock.seconds() < _SECONDS:
+                    continue
+                if began != [(clock, case)]:
                     continue
                 signal.pthread_kill(thread, _SIGNAL)
                 if not done.wait(_GRACE) and began == [(clock, case)]:

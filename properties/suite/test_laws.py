@@ -5,6 +5,9 @@ In a run of all of them some rest and are deselected, see `Job.share`.
 
 import warnings
 from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, TypeVar
 
 import pytest
 from hypothesis import seed, settings
@@ -16,6 +19,8 @@ from properties.laws import Subject, Violation
 from properties.session import RUN, TIMES_ITS_SHARE, selection
 from properties.suite.limit import limited
 from properties.targets import load
+
+T = TypeVar("T")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -35,7 +40,15 @@ def test_law_holds(job: Job, subject: Subject, pytestconfig: pytest.Config) -> N
         tried.append(case)
         begin(case)
 
-    test = hypothesis_test(job, subject, announce=announce)
+    def recall(about: tuple[Any, ...], compute: Callable[[], T]) -> T:
+        # The limit is the target's: hundreds of runs of an oracle take longer.
+        begin(None)
+        try:
+            return compute()
+        finally:
+            begin(tried[-1])
+
+    test = hypothesis_test(job, replace(subject, recall=recall), announce=announce)
     if not settings().derandomize and pytestconfig.getoption("--hypothesis-seed") is None:
         test = seed(f"{RUN} {job.seed_key}")(test)
     try:
