@@ -1,7 +1,7 @@
 """Every element of every output is written: NaN in fresh memory changes nothing.
 
 In the simulator the masked lanes of a load without `other` are NaN as well, since Triton leaves
-them undefined.
+them undefined. Other libraries' kernels, whose targets are not bitwise, often count on 0 there.
 """
 
 import math
