@@ -32,7 +32,7 @@ def _is_a_helper(at: Place) -> bool:
         and "." not in function.name
         and not function.node.decorator_list
         and not (given.vararg or given.kwarg)
-        and function.name not in ("forward", "backward", "_register")
+        and function.name not in ("forward", "backward", "register")
         and all(function.parameters.values())
         and len(function.parameters) <= _FEW
         and any(returns(function))
