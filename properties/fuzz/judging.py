@@ -9,7 +9,7 @@ import signal
 import sys
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cache, wraps
 from multiprocessing import forkserver
@@ -143,11 +143,14 @@ def _begin() -> None:
 
 def _separately(about: tuple[Any, ...], compute: Callable[[], T]) -> T:
     """Give each answer of an oracle a time limit of its own, and the target the rest."""
-    _begin()
+    # A target may have left this process unable to write.
+    with suppress(OSError):
+        _begin()
     try:
         return compute()
     finally:
-        _begin()
+        with suppress(OSError):
+            _begin()
 
 
 @_answering
