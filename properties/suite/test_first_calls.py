@@ -13,7 +13,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from properties.cases.contexts import CONTEXTS, OF_THE_CALL
+from properties.cases.contexts import AROUND_BACKWARD, CONTEXTS, OF_THE_CALL
 from properties.catalogue import OPS
 from properties.device import activate
 from properties.laws import LAWS, Subject
@@ -23,9 +23,8 @@ from properties.targets import load
 
 _TOKENS = 5
 # Besides inference mode, which leaves behind what no_grad does, and more.
-_AROUND = [
-    name for name in CONTEXTS if name not in ("grad", "no_grad", "inference_mode", *OF_THE_CALL)
-]
+_OTHERS = ("grad", "no_grad", "inference_mode", *AROUND_BACKWARD, *OF_THE_CALL)
+_AROUND = [name for name in CONTEXTS if name not in _OTHERS]
 
 
 @pytest.fixture(scope="module")

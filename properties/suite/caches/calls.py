@@ -10,7 +10,11 @@ from torch import Tensor
 from properties.cases import contexts
 
 T = TypeVar("T")
-CONTEXTS = tuple(name for name in contexts.CONTEXTS if name not in contexts.OF_THE_CALL)
+CONTEXTS = tuple(
+    name
+    for name in contexts.CONTEXTS
+    if name not in (*contexts.OF_THE_CALL, *contexts.AROUND_BACKWARD)
+)
 
 
 def context(name: str, device: torch.device) -> AbstractContextManager[object]:
