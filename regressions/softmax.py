@@ -1168,8 +1168,8 @@ BUGS = {
         ),
         planted=Edit(
             "kernels.softmax.mla",
-            "up = _up_in_float16 if dtype == torch.float16 else _up",
-            "up, c = _up, c.to(dtype)",
+            "(_up(c, w) for w in (w_uk, w_uv))",
+            "(_up(c.to(dtype), w) for w in (w_uk, w_uv))",
         ),
     ),
     "gates_subtracted_at_minus_infinity": KnownBug(
