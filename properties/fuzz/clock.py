@@ -75,13 +75,11 @@ class Clock:
         """Parse the last line of a clock that a process wrote; None if it did not begin with one,
         as one that crashed before.
         """
-        began, *later = [line for line in text.splitlines(keepends=True) if line[-1] == "\n"] or [
-            ""
-        ]
-        if not began.startswith("["):
+        lines = [line for line in text.splitlines(keepends=True) if line.endswith("\n")]
+        clocks = [line for line in lines if line.startswith("[")]
+        if not clocks or clocks[0] != lines[0]:
             return None
-        *_, last = (line for line in (began, *later) if line.startswith("["))
-        process, at, threads = json.loads(last)
+        process, at, threads = json.loads(clocks[-1])
         return cls(process, at, {int(n): _Thread(ran=r, waited=w) for n, (r, w) in threads.items()})
 
     @property
