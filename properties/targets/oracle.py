@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from properties.cases.contexts import CONTEXTS
+from properties.cases.contexts import AROUND_BACKWARD, CONTEXTS
 from properties.cases.values import COTANGENTS
 from properties.catalogue.op import Function, Op
 from properties.targets.target import Target
@@ -21,7 +21,7 @@ class Oracle(Target):
     name = "oracle"
     new_results = False
     # Autograd's own products are rounded where a backward pass runs under autocast.
-    contexts = tuple(name for name in CONTEXTS if name not in ("compiled", "autocast_backward"))
+    contexts = tuple(name for name in CONTEXTS if name not in ("compiled", *AROUND_BACKWARD))
     cotangents = tuple(COTANGENTS)
 
     def modes(self, op: Op) -> tuple[str, ...]:
