@@ -71,13 +71,14 @@ def _product_backward(c: Tensor, w: Tensor, d0: Tensor) -> list[Tensor | None]:
     if not w.numel():
         return [torch.zeros_like(c), torch.zeros_like(w)]
     rows, x, W = d0.flatten(2).flatten(0, 1), c.to(w.dtype).flatten(0, 1), w.flatten(0, 1)
-    of_tokens, of_all = rows.new_ones(()), rows.new_ones(())
     if w.dtype == torch.float16:
         of_tokens = power(_length(rows, -1) * _length(W, 0).amax().clamp(min=1))[:, None]
         of_all = power(_length(rows, 0).amax() * _length(x, 0).amax().clamp(min=1))
-    dc = ((rows / of_tokens).to(w.dtype) @ W).to(c.dtype) * of_tokens
-    dw = ((rows / of_all).to(w.dtype).mT @ x).to(c.dtype) * of_all
-    return [dc.unflatten(0, c.shape[:2]), dw.to(w.dtype).unflatten(0, w.shape[:2])]
+        dc = ((rows / of_tokens).to(w.dtype) @ W).to(c.dtype) * of_tokens
+        dw = (((rows / of_all).to(w.dtype).mT @ x).to(c.dtype) * of_all).to(w.dtype)
+    else:
+        dc, dw = rows @ W, rows.mT @ x
+    return [dc.unflatten(0, c.shape[:2]), dw.unflatten(0, w.shape[:2])]
 
 
 def _length(x: Tensor, dim: int) -> Tensor:
