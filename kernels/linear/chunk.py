@@ -36,7 +36,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.linear.tiles import blocks, keys_of_delta, tile_of
-from kernels.primitives.chunks import Chunks, cut, locate_chunk, locate_sequence, locate_tile
+from kernels.primitives.chunks import Chunks, cut, locate_chunk, locate_sequence
 from kernels.primitives.decay import (
     chunk_span,
     chunk_span_transposed,
@@ -61,7 +61,7 @@ from kernels.primitives.parts import add_parts, empty_parts
 from kernels.primitives.pieces import elements, empty_pieces, store_pieces
 from kernels.primitives.product import TRITON_DTYPES, product
 from kernels.primitives.rows import load_rows, store_rows
-from kernels.primitives.states import optional
+from kernels.primitives.states import locate_tile, optional
 from kernels.tiles import Entry, cdiv
 
 

@@ -26,13 +26,13 @@ from torch import Tensor
 from kernels.arguments import count_sequences
 from kernels.linear import chunk
 from kernels.linear.tiles import blocks, tile_of
-from kernels.primitives.chunks import locate_sequence, locate_tile
+from kernels.primitives.chunks import locate_sequence
 from kernels.primitives.decay import decay_of_chunk, head_decay, load_head_gates, pair_decay
 from kernels.primitives.layout import contiguous
 from kernels.primitives.parts import add_parts, empty_parts
 from kernels.primitives.product import TRITON_DTYPES, product
 from kernels.primitives.rows import load_rows, store_rows
-from kernels.primitives.states import optional
+from kernels.primitives.states import locate_tile, optional
 from kernels.tiles import Entry, cdiv
 
 

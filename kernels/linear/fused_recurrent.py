@@ -27,27 +27,13 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from kernels.arguments import count_sequences
-from kernels.primitives.chunks import cut, locate_sequence
+from kernels.primitives.chunks import cut, locate_in_batch, locate_sequence
 from kernels.primitives.decay import decay_by, gate_flags
 from kernels.primitives.layout import dense_rows, outer_strides
 from kernels.primitives.parts import add_parts, empty_parts
 from kernels.primitives.rows import store_row
 from kernels.primitives.states import optional
 from kernels.tiles import Entry, Tile, cdiv, next_power_of_2
-
-
-@triton.jit
-def _locate(cu_seqlens_ptr, tokens, sequence, PACKED: tl.constexpr):
-    """The batch entry and first token of a sequence, all three int64, and its length."""
-    if PACKED:
-        start = tl.load(cu_seqlens_ptr + sequence)
-        length = (tl.load(cu_seqlens_ptr + sequence + 1) - start).to(tl.int32)
-        batch = start * 0
-    else:
-        batch = sequence
-        start = batch * 0
-        length = tokens
-    return batch, start, length
 
 
 @triton.jit
@@ -114,7 +100,7 @@ def _forward(
     part_k = program // num_v % num_k
     state = (program // (num_v * num_k)).to(tl.int64)
     head = state % heads
-    batch, start, length = _locate(cu_seqlens_ptr, tokens, state // heads, PACKED)
+    batch, start, length = locate_in_batch(state // heads, cu_seqlens_ptr, tokens, PACKED)
     # The pointers have the place of the tile: the compiler joins loads of columns that it knows.
     first_k = part_k * BK
     first_v = (program % num_v) * BV
@@ -179,7 +165,7 @@ def _backward(
     part_k = program // num_v % num_k
     state = (program // (num_v * num_k)).to(tl.int64)
     head = state % heads
-    batch, start, length = _locate(cu_seqlens_ptr, tokens, state // heads, PACKED)
+    batch, start, length = locate_in_batch(state // heads, cu_seqlens_ptr, tokens, PACKED)
     first_k = part_k * BK
     first_v = part_v * BV
     cols_k = tl.arange(0, BK)

@@ -34,13 +34,7 @@ from torch import Tensor
 from kernels import tiles
 from kernels.arguments import check_boundaries
 from kernels.linear.tiles import blocks, tile_of
-from kernels.primitives.chunks import (
-    Chunks,
-    cut,
-    locate_chunk,
-    locate_sequence,
-    locate_tile,
-)
+from kernels.primitives.chunks import Chunks, cut, locate_chunk, locate_sequence
 from kernels.primitives.decay import (
     chunk_span_transposed,
     decay_of_chunk,
@@ -55,6 +49,7 @@ from kernels.primitives.layout import contiguous
 from kernels.primitives.parts import add_parts, empty_parts
 from kernels.primitives.product import product
 from kernels.primitives.rows import load_number, load_rows, store_rows
+from kernels.primitives.states import locate_tile
 from kernels.tiles import Entry, cdiv
 
 # Bits in the number of a chunk: a slot for each in the decays of the nodes that live.

@@ -1,4 +1,4 @@
-"""The places of chunks of tokens, in a dense batch and in a packed one."""
+"""The places of sequences and of their chunks of tokens, in a dense batch and in a packed one."""
 
 from typing import NamedTuple
 
@@ -39,7 +39,9 @@ def cut(batch: int, tokens: int, cu_seqlens: Tensor | None, length: int) -> Chun
 
 @triton.jit
 def locate_sequence(sequence, cu_seqlens_ptr, tokens, C, PACKED: tl.constexpr):
-    """The first row (int64), the length, and the first chunk (int64) of a sequence."""
+    """The first row of a sequence in the flattened `[B·T]` axis (int64), its length, and its first
+    chunk (int64).
+    """
     if PACKED:
         first = tl.load(cu_seqlens_ptr + sequence)
         length = (tl.load(cu_seqlens_ptr + sequence + 1) - first).to(tl.int32)
@@ -52,18 +54,20 @@ def locate_sequence(sequence, cu_seqlens_ptr, tokens, C, PACKED: tl.constexpr):
 
 
 @triton.jit
-def locate_tile(heads, key_tiles, value_tiles):
-    """Return the tile of a state that a program holds.
+def locate_in_batch(sequence, cu_seqlens_ptr, tokens, PACKED: tl.constexpr):
+    """The batch entry and the first token of a sequence, both int64, and its length.
 
-    Returns:
-        The numbers of the tile along keys and along values, the head and the sequence.
+    For tensors `[B, T, ...]` of any strides; `locate_sequence` is for contiguous ones.
     """
-    program = tl.program_id(0)
-    value_tile = program % value_tiles
-    key_tile = program // value_tiles % key_tiles
-    head = program // (value_tiles * key_tiles) % heads
-    sequence = program // (value_tiles * key_tiles * heads)
-    return key_tile, value_tile, head, sequence
+    if PACKED:
+        batch = tl.full((), 0, tl.int64)
+        start = tl.load(cu_seqlens_ptr + sequence)
+        length = (tl.load(cu_seqlens_ptr + sequence + 1) - start).to(tl.int32)
+    else:
+        batch = sequence.to(tl.int64)
+        start = tl.full((), 0, tl.int64)
+        length = tokens
+    return batch, start, length
 
 
 @triton.jit

@@ -9,10 +9,27 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
 
 from kernels.arguments import count_sequences
 from kernels.tiles import Tile, next_power_of_2
+
+
+@triton.jit
+def locate_tile(heads, key_tiles, value_tiles):
+    """Return the tile of a state that a program holds.
+
+    Returns:
+        The numbers of the tile along keys and along values, the head and the sequence.
+    """
+    program = tl.program_id(0)
+    value_tile = program % value_tiles
+    key_tile = program // value_tiles % key_tiles
+    head = program // (value_tiles * key_tiles) % heads
+    sequence = program // (value_tiles * key_tiles * heads)
+    return key_tile, value_tile, head, sequence
 
 
 def optional(state: Tensor | None, like: Tensor) -> tuple[Tensor, bool]:

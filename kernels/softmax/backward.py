@@ -8,6 +8,7 @@ logits is dS = P∘(dP - delta) (Dao et al., arXiv 2205.14135, with the gradient
 import triton
 import triton.language as tl
 
+from kernels.primitives.chunks import locate_in_batch
 from kernels.softmax.gates import level_of
 from kernels.softmax.logits import (
     finite_maximum,
@@ -17,7 +18,6 @@ from kernels.softmax.logits import (
     load_rows,
     load_slope,
     load_terms,
-    locate,
     logits,
     products_by_key,
     queries_of,
@@ -46,7 +46,7 @@ def attention_terms(
     tile = tl.program_id(0) % tiles
     head = (tl.program_id(0) // tiles % heads).to(tl.int64)
     n = tl.program_id(0) // tiles // heads
-    batch, start, length = locate(cu_seqlens, n, num_queries, PACKED)
+    batch, start, length = locate_in_batch(n, cu_seqlens, num_queries, PACKED)
     o += ((batch * num_queries + start) * heads + head) * value_dim
     do += batch * stride_b + start * stride_t + head * stride_h
     first_row = (batch * heads + head) * num_queries + start
@@ -103,8 +103,8 @@ def attention_backward_q(
         tile = tiles - 1 - tile
     head = tl.program_id(0) // tiles % heads
     n = tl.program_id(0) // tiles // heads
-    batch, start_q, length_q = locate(cu_seqlens_q, n, num_queries, PACKED)
-    batch, start_k, length_k = locate(cu_seqlens_k, n, num_keys, PACKED)
+    batch, start_q, length_q = locate_in_batch(n, cu_seqlens_q, num_queries, PACKED)
+    batch, start_k, length_k = locate_in_batch(n, cu_seqlens_k, num_keys, PACKED)
     shift = length_k - length_q
     wide_head = head.to(tl.int64)
     kv_head = (head // group).to(tl.int64)
@@ -216,8 +216,8 @@ def attention_backward_kv(
     tile = tl.program_id(0) % tiles
     kv_head = (tl.program_id(0) // tiles % kv_heads).to(tl.int64)
     n = tl.program_id(0) // tiles // kv_heads
-    batch, start_q, length_q = locate(cu_seqlens_q, n, num_queries, PACKED)
-    batch, start_k, length_k = locate(cu_seqlens_k, n, num_keys, PACKED)
+    batch, start_q, length_q = locate_in_batch(n, cu_seqlens_q, num_queries, PACKED)
+    batch, start_k, length_k = locate_in_batch(n, cu_seqlens_k, num_keys, PACKED)
     shift = length_k - length_q
     k += batch * stride_kb + start_k * stride_kt + kv_head * stride_kh
     v += batch * stride_vb + start_k * stride_vt + kv_head * stride_vh
@@ -351,8 +351,8 @@ def attention_backward_bias(
 
     acc = tl.zeros((QUERIES, KEYS), tl.float32)
     for n in range(first_n, sequences if SUM_N else first_n + 1):
-        batch, start_q, length_q = locate(cu_seqlens_q, n, num_queries, PACKED)
-        batch, start_k, length_k = locate(cu_seqlens_k, n, num_keys, PACKED)
+        batch, start_q, length_q = locate_in_batch(n, cu_seqlens_q, num_queries, PACKED)
+        batch, start_k, length_k = locate_in_batch(n, cu_seqlens_k, num_keys, PACKED)
         shift = length_k - length_q
         for member in range(first_head, heads if SUM_H else first_head + 1):
             head = tl.cast(member, tl.int64)
@@ -412,8 +412,8 @@ def attention_backward_bias(
                         dp = tl.dot(do_tile, tl.trans(v_tile), input_precision="ieee")
                         acc += tl.where(visible, p * (dp - row_delta[:, None]), 0.0)
 
-    batch, start_q, length_q = locate(cu_seqlens_q, first_n, num_queries, PACKED)
-    batch, start_k, length_k = locate(cu_seqlens_k, first_n, num_keys, PACKED)
+    batch, start_q, length_q = locate_in_batch(first_n, cu_seqlens_q, num_queries, PACKED)
+    batch, start_k, length_k = locate_in_batch(first_n, cu_seqlens_k, num_keys, PACKED)
     width = 1 if SUM_K else num_keys
     height = 1 if SUM_Q else num_queries
     dbias += ((0 if SUM_N else batch * of_heads) + first_head).to(tl.int64) * height * width

@@ -6,13 +6,13 @@ Online softmax (Milakov and Gimelshein, arXiv 1805.02867) in tiles (Dao et al., 
 import triton
 import triton.language as tl
 
+from kernels.primitives.chunks import locate_in_batch
 from kernels.softmax.logits import (
     LN2,
     keys_of,
     load_cumulative_gates,
     load_rows,
     load_slope,
-    locate,
     online_softmax,
     sees,
     start_softmax,
@@ -43,8 +43,8 @@ def attention_forward(
         tile = tiles - 1 - tile
     head = tl.program_id(0) // tiles % heads
     n = tl.program_id(0) // tiles // heads
-    batch, start_q, length_q = locate(cu_seqlens_q, n, num_queries, PACKED)
-    batch, start_k, length_k = locate(cu_seqlens_k, n, num_keys, PACKED)
+    batch, start_q, length_q = locate_in_batch(n, cu_seqlens_q, num_queries, PACKED)
+    batch, start_k, length_k = locate_in_batch(n, cu_seqlens_k, num_keys, PACKED)
     shift = length_k - length_q
     wide_head = head.to(tl.int64)
     kv_head = (head // group).to(tl.int64)

@@ -35,13 +35,13 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.arguments import count_sequences
+from kernels.primitives.chunks import locate_in_batch
 from kernels.softmax.logits import (
     LOG2E,
     load_cumulative_gates,
     load_rows,
     load_slope,
     load_terms,
-    locate,
     logits,
     products_by_key,
     sees,
@@ -64,7 +64,7 @@ def prefix_sums(
     A program sums one head of one sequence.
     """
     head = tl.program_id(0) % heads
-    batch, start, length = locate(cu_seqlens, tl.program_id(0) // heads, num_keys, PACKED)
+    batch, start, length = locate_in_batch(tl.program_id(0) // heads, cu_seqlens, num_keys, PACKED)
     g += batch * stride_b + start * stride_t + head.to(tl.int64) * stride_h
     base = (batch * heads + head) * num_keys + start
     carry = tl.full((), 0.0, tl.float64)
@@ -118,8 +118,8 @@ def within_blocks(
     tile = tl.program_id(0) % tiles
     head = (tl.program_id(0) // tiles % heads).to(tl.int64)
     n = tl.program_id(0) // tiles // heads
-    batch, start_q, length_q = locate(cu_seqlens_q, n, num_queries, PACKED)
-    batch, start_k, length_k = locate(cu_seqlens_k, n, num_keys, PACKED)
+    batch, start_q, length_q = locate_in_batch(n, cu_seqlens_q, num_queries, PACKED)
+    batch, start_k, length_k = locate_in_batch(n, cu_seqlens_k, num_keys, PACKED)
     shift = length_k - length_q
     kv_head = head // group
     q += batch * stride_qb + start_q * stride_qt + head * stride_qh
@@ -186,8 +186,8 @@ def across_blocks(
     head = tl.program_id(0) % heads
     n = tl.program_id(0) // heads % sequences
     level = tl.program_id(0) // heads // sequences
-    batch, start_q, length_q = locate(cu_seqlens_q, n, num_queries, PACKED)
-    batch, start_k, length_k = locate(cu_seqlens_k, n, num_keys, PACKED)
+    batch, start_q, length_q = locate_in_batch(n, cu_seqlens_q, num_queries, PACKED)
+    batch, start_k, length_k = locate_in_batch(n, cu_seqlens_k, num_keys, PACKED)
     rows += level.to(tl.int64) * row_stride + (batch * heads + head) * num_queries + start_q
     tokens = (batch * heads + head) * num_keys + start_k
     columns += level.to(tl.int64) * part_stride + tokens

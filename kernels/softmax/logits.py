@@ -1,4 +1,4 @@
-"""Functions of the softmax kernels: where a sequence lies, what a query sees, and the logits.
+"""Functions of the softmax kernels: what a query sees, and the logits.
 
 Logits are in base 2, `s·log2(e)`, so that `exp2` needs no multiplication per element. The factor
 `scale·log2(e)` is rounded once and the product once, as `scale·qk` would be; `exp2` and `exp` then
@@ -13,19 +13,6 @@ import triton.language as tl
 
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
-
-
-@triton.jit
-def locate(cu_seqlens, n, length, PACKED: tl.constexpr):
-    """Batch entry, first token (int64) and length of sequence n."""
-    if PACKED:
-        start = tl.load(cu_seqlens + n)
-        length = (tl.load(cu_seqlens + n + 1) - start).to(tl.int32)
-        batch = tl.full((), 0, tl.int64)
-    else:
-        start = tl.full((), 0, tl.int64)
-        batch = n.to(tl.int64)
-    return batch, start, length
 
 
 @triton.jit

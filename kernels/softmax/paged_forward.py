@@ -9,12 +9,12 @@ depend on its own keys and on how these are split, and on no page size, neighbou
 import triton
 import triton.language as tl
 
+from kernels.primitives.chunks import locate_in_batch
 from kernels.softmax.logits import (
     LN2,
     LOG2E,
     finite_maximum,
     keys_of,
-    locate,
     online_softmax,
     sees,
 )
@@ -132,7 +132,7 @@ def paged_forward(
     split = tl.program_id(0) // tiles % splits
     kv_head = tl.program_id(0) // tiles // splits % kv_heads
     n = tl.program_id(0) // tiles // splits // kv_heads
-    batch, start_q, length_q = locate(cu_seqlens, n, num_queries, PACKED)
+    batch, start_q, length_q = locate_in_batch(n, cu_seqlens, num_queries, PACKED)
     length_k = tl.load(lengths + n).to(tl.int32)
     shift = length_k - length_q
     heads = kv_heads * group

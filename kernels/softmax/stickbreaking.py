@@ -24,11 +24,12 @@ from torch import Tensor
 from kernels import tiles
 from kernels.arguments import check_boundaries, count_sequences
 from kernels.differentiable import Given, differentiable
+from kernels.primitives.chunks import locate_in_batch
 from kernels.primitives.layout import dense_rows, outer_strides
 from kernels.primitives.product import product, select_and_sum
 from kernels.recurrence import StatelessOptions
 from kernels.softmax.launch import launch
-from kernels.softmax.logits import LOG2E, load_rows, locate, products_by_key, store_rows
+from kernels.softmax.logits import LOG2E, load_rows, products_by_key, store_rows
 from kernels.softmax.pairs import pairs
 from kernels.tiles import cdiv
 
@@ -100,7 +101,7 @@ def _near_to_far(
     tile = tiles - 1 - tl.program_id(0) % tiles
     head = (tl.program_id(0) // tiles % heads).to(tl.int64)
     n = tl.program_id(0) // tiles // heads
-    batch, start, length = locate(cu_seqlens, n, tokens, PACKED)
+    batch, start, length = locate_in_batch(n, cu_seqlens, tokens, PACKED)
     q += batch * stride_qb + start * stride_qt + head * stride_qh
     k += batch * stride_kb + start * stride_kt + head // group * stride_kh
     v += batch * stride_vb + start * stride_vt + head // group * stride_vh
@@ -157,7 +158,7 @@ def _far_to_near(
     tile = tiles - 1 - tl.program_id(0) % tiles
     head = (tl.program_id(0) // tiles % heads).to(tl.int64)
     n = tl.program_id(0) // tiles // heads
-    batch, start, length = locate(cu_seqlens, n, tokens, PACKED)
+    batch, start, length = locate_in_batch(n, cu_seqlens, tokens, PACKED)
     q += batch * stride_qb + start * stride_qt + head * stride_qh
     k += batch * stride_kb + start * stride_kt + head // group * stride_kh
     v += batch * stride_vb + start * stride_vt + head // group * stride_vh
@@ -224,7 +225,7 @@ def _by_key(
     tile = tl.program_id(0) % tiles
     kv_head = (tl.program_id(0) // tiles % kv_heads).to(tl.int64)
     n = tl.program_id(0) // tiles // kv_heads
-    batch, start, length = locate(cu_seqlens, n, tokens, PACKED)
+    batch, start, length = locate_in_batch(n, cu_seqlens, tokens, PACKED)
     k += batch * stride_kb + start * stride_kt + kv_head * stride_kh
     v += batch * stride_vb + start * stride_vt + kv_head * stride_vh
 

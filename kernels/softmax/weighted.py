@@ -26,6 +26,7 @@ from torch import Tensor
 from kernels import tiles
 from kernels.arguments import check_boundaries, count_sequences
 from kernels.differentiable import differentiable
+from kernels.primitives.chunks import locate_in_batch
 from kernels.primitives.layout import dense_rows, outer_strides
 from kernels.primitives.product import product
 from kernels.softmax.launch import launch
@@ -35,7 +36,6 @@ from kernels.softmax.logits import (
     inverse_or_0,
     keys_of,
     load_rows,
-    locate,
     products_by_key,
     queries_of,
     sees,
@@ -219,8 +219,8 @@ def _by_query(
         tile = tiles - 1 - tile
     head = (tl.program_id(0) // tiles % heads).to(tl.int64)
     n = tl.program_id(0) // tiles // heads
-    batch, start_q, length_q = locate(cu_seqlens_q, n, num_queries, PACKED)
-    batch, start_k, length_k = locate(cu_seqlens_k, n, num_keys, PACKED)
+    batch, start_q, length_q = locate_in_batch(n, cu_seqlens_q, num_queries, PACKED)
+    batch, start_k, length_k = locate_in_batch(n, cu_seqlens_k, num_keys, PACKED)
     shift = length_k - length_q
     q += batch * stride_qb + start_q * stride_qt + head * stride_qh
     k += batch * stride_kb + start_k * stride_kt + head // group * stride_kh
@@ -306,8 +306,8 @@ def _by_key(
     tile = tl.program_id(0) % tiles
     kv_head = (tl.program_id(0) // tiles % kv_heads).to(tl.int64)
     n = tl.program_id(0) // tiles // kv_heads
-    batch, start_q, length_q = locate(cu_seqlens_q, n, num_queries, PACKED)
-    batch, start_k, length_k = locate(cu_seqlens_k, n, num_keys, PACKED)
+    batch, start_q, length_q = locate_in_batch(n, cu_seqlens_q, num_queries, PACKED)
+    batch, start_k, length_k = locate_in_batch(n, cu_seqlens_k, num_keys, PACKED)
     shift = length_k - length_q
     k += batch * stride_kb + start_k * stride_kt + kv_head * stride_kh
     v += batch * stride_vb + start_k * stride_vt + kv_head * stride_vh

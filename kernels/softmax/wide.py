@@ -11,13 +11,13 @@ import triton
 import triton.language as tl
 
 from kernels import tiles
+from kernels.primitives.chunks import locate_in_batch
 from kernels.softmax.logits import (
     LN2,
     keys_of,
     load_rows,
     load_slope,
     load_terms,
-    locate,
     logits,
     online_softmax,
     queries_of,
@@ -68,8 +68,8 @@ def wide_forward(
     part = tl.program_id(0) // tiles % parts
     head = (tl.program_id(0) // tiles // parts % heads).to(tl.int64)
     n = tl.program_id(0) // tiles // parts // heads
-    batch, start_q, length_q = locate(cu_seqlens_q, n, num_queries, PACKED)
-    batch, start_k, length_k = locate(cu_seqlens_k, n, num_keys, PACKED)
+    batch, start_q, length_q = locate_in_batch(n, cu_seqlens_q, num_queries, PACKED)
+    batch, start_k, length_k = locate_in_batch(n, cu_seqlens_k, num_keys, PACKED)
     shift = length_k - length_q
     q += batch * stride_qb + start_q * stride_qt + head * stride_qh
     k += batch * stride_kb + start_k * stride_kt + head // group * stride_kh
@@ -177,8 +177,8 @@ def wide_backward_q(
     part = tl.program_id(0) // tiles % parts
     head = (tl.program_id(0) // tiles // parts % heads).to(tl.int64)
     n = tl.program_id(0) // tiles // parts // heads
-    batch, start_q, length_q = locate(cu_seqlens_q, n, num_queries, PACKED)
-    batch, start_k, length_k = locate(cu_seqlens_k, n, num_keys, PACKED)
+    batch, start_q, length_q = locate_in_batch(n, cu_seqlens_q, num_queries, PACKED)
+    batch, start_k, length_k = locate_in_batch(n, cu_seqlens_k, num_keys, PACKED)
     shift = length_k - length_q
     q += batch * stride_qb + start_q * stride_qt + head * stride_qh
     k += batch * stride_kb + start_k * stride_kt + head // group * stride_kh
@@ -230,8 +230,8 @@ def wide_backward_kv(
     part = tl.program_id(0) // tiles % parts
     kv_head = (tl.program_id(0) // tiles // parts % kv_heads).to(tl.int64)
     n = tl.program_id(0) // tiles // parts // kv_heads
-    batch, start_q, length_q = locate(cu_seqlens_q, n, num_queries, PACKED)
-    batch, start_k, length_k = locate(cu_seqlens_k, n, num_keys, PACKED)
+    batch, start_q, length_q = locate_in_batch(n, cu_seqlens_q, num_queries, PACKED)
+    batch, start_k, length_k = locate_in_batch(n, cu_seqlens_k, num_keys, PACKED)
     shift = length_k - length_q
     k += batch * stride_kb + start_k * stride_kt + kv_head * stride_kh
     v += batch * stride_vb + start_k * stride_vt + kv_head * stride_vh
