@@ -99,31 +99,47 @@ def key_of(source: Any, options: dict[str, Any]) -> str:
 
 
 @contextmanager
-def aligned_descriptors() -> Iterator[None]:
-    """Kernels assert what TMA asks of the descriptors that they make.
+def asserted_promises() -> Iterator[None]:
+    """Kernels assert what they promise the compiler, and what TMA asks of their descriptors.
 
     The plain pointers that stand for descriptors work at any address, while a GPU since 90 raises
     an error or copies other elements. Descriptors of the host assert the same by themselves.
-    """
-    make = TritonSemantic.make_tensor_descriptor
 
-    def checked(self: Any, base: Any, *geometry: Any, **options: Any) -> Any:
-        made = make(self, base, *geometry, **options)
+    A promise that a number is a multiple lets the compiler load several elements at once, which
+    fails at another address. Promises about tiles are not checked: of a row whose width is no
+    multiple they are false, but its mask keeps such a load away.
+    """
+    describe, promise = TritonSemantic.make_tensor_descriptor, TritonSemantic.multiple_of
+
+    def described(self: Any, base: Any, *geometry: Any, **options: Any) -> Any:
+        made = describe(self, base, *geometry, **options)
         size = self.to_tensor(base.dtype.element_ty.primitive_bitwidth // 8)
         numbers = {"address": self.cast(base, tl.int64)}
         for dim, stride in enumerate(list(made.strides)[:-1]):
             numbers[f"stride {dim}"] = self.mul(stride, size, False)
         for name, number in numbers.items():
-            rest = self.and_(number, self.to_tensor(15))
             text = f"{name} of a tensor descriptor: no multiple of 16 bytes"
-            self.device_assert(self.equal(rest, self.to_tensor(0)), text, None)
+            _assert_multiple(self, number, 16, text)
         return made
 
-    TritonSemantic.make_tensor_descriptor = checked
+    def promised(self: Any, x: Any, values: list[int]) -> Any:
+        if not x.shape:
+            text = f"no multiple of {values[0]}"
+            _assert_multiple(self, self.cast(x, tl.int64), values[0], text)
+        return promise(self, x, values)
+
+    TritonSemantic.make_tensor_descriptor = described
+    TritonSemantic.multiple_of = promised
     try:
         yield
     finally:
-        TritonSemantic.make_tensor_descriptor = make
+        TritonSemantic.make_tensor_descriptor = describe
+        TritonSemantic.multiple_of = promise
+
+
+def _assert_multiple(semantic: Any, number: Any, divisor: int, text: str) -> None:
+    rest = semantic.mod(number, semantic.cast(semantic.to_tensor(divisor), number.dtype))
+    semantic.device_assert(semantic.equal(rest, semantic.to_tensor(0)), text, None)
 
 
 def ttir(source: Any, options: dict[str, Any]) -> str:
@@ -138,7 +154,7 @@ def ttir(source: Any, options: dict[str, Any]) -> str:
     backend.load_dialects(context)
     functions = backend.get_codegen_implementation(parsed)
     source.attrs = {}
-    with aligned_descriptors():
+    with asserted_promises():
         module = source.make_ir(target(), parsed, functions, backend.get_module_map(), context)
     module = backend.make_ttir(module, {}, parsed, LOWERED_FOR)
     manager = ir.pass_manager(context)

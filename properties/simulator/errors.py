@@ -120,7 +120,8 @@ class UndefinedResult(SimulationError):
 
 
 class DeviceAssertion(SimulationError):
-    """A `tl.device_assert` that does not hold, or a tensor descriptor that TMA cannot address."""
+    """A `tl.device_assert`, `tl.assume` or `tl.multiple_of` that does not hold, or a tensor
+    descriptor that TMA cannot address."""
 
 
 class Stuck(SimulationError):

@@ -709,6 +709,40 @@ def test_an_assumption_is_a_promise() -> None:
 
 
 @triton.jit
+def promises(out, x, start, n, BLOCK: tl.constexpr):
+    for first in range(start, n, BLOCK):
+        first = tl.multiple_of(first, BLOCK)  # wrong
+        i = first + tl.arange(0, BLOCK)
+        tl.store(out + i, tl.load(x + i, mask=i < n), mask=i < n)
+
+
+def test_a_promised_multiple_is_one() -> None:
+    x, out = torch.randn(20), torch.zeros(20)
+    promises[(1,)](out, x, 0, 20, BLOCK=8)
+    assert torch.equal(out, x)
+    with pytest.raises(simulator.DeviceAssertion, match="no multiple of 8") as caught:
+        promises[(1,)](out, x, 4, 20, BLOCK=8)
+    assert caught.value.location.line == line_of(promises, "wrong")
+
+
+@triton.jit
+def promises_an_address(x, out, n, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    # False of all rows but the first. Their loads are masked one by one.
+    rows = tl.multiple_of(x + i[:, None] * n + i[None, :], (1, 16))
+    tl.store(out, tl.sum(tl.load(rows, mask=i[None, :] < n, other=0.0)))
+    tl.store(out + 1, tl.load(tl.multiple_of(x, 16)))  # wrong
+
+
+def test_a_promise_about_an_address_counts_bytes() -> None:
+    x, out = torch.randn(20), torch.zeros(2)
+    promises_an_address[(1,)](x[4:], out, 3, BLOCK=4)
+    with pytest.raises(simulator.DeviceAssertion, match="no multiple of 16") as caught:
+        promises_an_address[(1,)](x[1:], out, 3, BLOCK=4)
+    assert caught.value.location.line == line_of(promises_an_address, "wrong")
+
+
+@triton.jit
 def copies_by_descriptor(out, x, m, n, stride, D: tl.constexpr):
     rows = tl.make_tensor_descriptor(x, [m, n], [stride, 1], [D, D])  # wrong
     copy = tl.make_tensor_descriptor(out, [m, n], [n, 1], [D, D])
