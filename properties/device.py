@@ -222,12 +222,13 @@ def configured(position: int | None) -> Iterator[None]:
 
     prune = Autotuner.prune_configs
 
-    def one_left(tuner: Any, keywords: dict[str, Any]) -> list[Any]:
+    def turned(tuner: Any, keywords: dict[str, Any]) -> list[Any]:
         others = {repr(config.kwargs): config for config in reversed(prune(tuner, keywords))}
         tiles = list(reversed(others.values()))
-        return [tiles[position % len(tiles)]]
+        start = position % len(tiles)
+        return tiles[start:] + tiles[:start]
 
-    with patch.object(Autotuner, "prune_configs", one_left):
+    with patch.object(Autotuner, "prune_configs", turned):
         yield
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import ctypes
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import cache, partial
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 from triton.compiler import compiler
+from triton.compiler.errors import CompileTimeAssertionFailure
 from triton.runtime import autotuner, driver, jit
 
 from . import compilation
@@ -230,14 +231,15 @@ def for_nvidia(self: Any, keywords: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def choose_config(tuner: Any, options: Options, keywords: dict[str, Any]) -> Any:
-    """The config that an autotuned kernel runs with."""
+def choose_configs(tuner: Any, options: Options, keywords: dict[str, Any]) -> list[Any]:
+    """The config that an autotuned kernel runs with, and those to try if it does not compile."""
     configs = tuner.configs
     if len(configs) > 1:
         configs = list(tuner.prune_configs(keywords))
     if callable(options.autotune_config):
-        return options.autotune_config(configs)
-    return configs[min(options.autotune_config, len(configs) - 1)]
+        return [options.autotune_config(configs)]
+    start = min(options.autotune_config, len(configs) - 1)
+    return [*configs[start:], *configs[:start]]
 
 
 def run_autotuned(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -245,31 +247,40 @@ def run_autotuned(self: Any, *args: Any, **kwargs: Any) -> Any:
 
     Triton times several configs by running them on the arguments of the first call with a key. A
     kernel that updates its arguments runs twice in that call, so that it shows if nobody resets or
-    restores them in between. In later calls nobody does.
+    restores them in between. In later calls nobody does. Triton leaves out configs whose
+    `tl.static_assert` does not hold.
     """
     self.nargs = dict(zip(self.arg_names, args, strict=False))
-    config = choose_config(self, SESSION.options, kwargs)
-    self.best_config = config
-    chosen = {**kwargs, **config.all_kwargs()}
-    given = {**self.nargs, **chosen}
+    *configs, last = choose_configs(self, SESSION.options, kwargs)
+    for config in configs:
+        with suppress(CompileTimeAssertionFailure):
+            return run_config(self, config, args, kwargs)
+    return run_config(self, last, args, kwargs)
+
+
+def run_config(tuner: Any, config: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    """Run an autotuned kernel with one of its configs."""
+    tuner.best_config = config
+    chosen = {**keywords, **config.all_kwargs()}
+    given = {**tuner.nargs, **chosen}
 
     def run(*hooks: Callable[[dict[str, Any]], Any] | None) -> Any:
         for hook in (*hooks, config.pre_hook):
             if hook is not None:
                 hook(given)
         SESSION.updates = False
-        return self.fn.run(*args, **chosen)
+        return tuner.fn.run(*args, **chosen)
 
-    timed = (self, *tuning_key(self, {**self.nargs, **kwargs}))
-    if len(self.configs) == 1 or timed in SESSION.timed:
+    timed = (tuner, *tuning_key(tuner, {**tuner.nargs, **keywords}))
+    if len(tuner.configs) == 1 or timed in SESSION.timed:
         result = run()
     else:
+        result = run(tuner.pre_hook)
         SESSION.timed.add(timed)
-        result = run(self.pre_hook)
-        self.post_hook(given, exception=None)
-        if SESSION.updates or self.restore_value:
-            result = run(partial(self.pre_hook, reset_only=True))
-    self.nargs = None
+        tuner.post_hook(given, exception=None)
+        if SESSION.updates or tuner.restore_value:
+            result = run(partial(tuner.pre_hook, reset_only=True))
+    tuner.nargs = None
     return result
 
 

@@ -11,6 +11,8 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+import triton.testing
+from triton.compiler.errors import CompileTimeAssertionFailure
 from triton.language.extra import libdevice
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
@@ -1089,6 +1091,30 @@ def test_the_config_of_an_autotuned_kernel_is_an_option(choice: Any, block: int)
     with simulator.simulating(autotune_config=largest if choice is None else choice):
         tuned[lambda meta: (triton.cdiv(48, meta["B"]),)](out, 48)
     assert (out == block + (48 % block == 0)).all()
+
+
+@triton.autotune(configs=[triton.Config({"B": b}) for b in (16, 64, 32)], key=["n"])
+@triton.jit
+def tuned_within(out, n, LIMIT: tl.constexpr, B: tl.constexpr):
+    tl.static_assert(B <= LIMIT)
+    tl.store(out + tl.arange(0, B), B, mask=tl.arange(0, B) < n)
+
+
+@pytest.mark.parametrize("choice", [0, 1, 2])
+def test_a_config_that_asserts_otherwise_is_left_out(choice: int) -> None:
+    out = torch.empty(10, dtype=torch.int32)
+    with simulator.simulating(autotune_config=choice):
+        tuned_within[(1,)](out, 10, LIMIT=32)
+        assert (out == [16, 32, 32][choice]).all()
+        with pytest.raises(CompileTimeAssertionFailure):
+            tuned_within[(1,)](out, 10, LIMIT=8)
+
+
+def test_a_tuner_of_a_package_times_a_call() -> None:
+    x = torch.ones(8)
+    fastest = triton.testing.do_bench(lambda: doubling[(1,)](x, 8, B=8), quantiles=[0.5])
+    several = triton.testing.do_bench(lambda: None, quantiles=[0.5, 0.2])
+    assert (fastest, several, x.sum().item()) == (0.0, [0.0, 0.0], 16.0)
 
 
 def doubled(**restored: Any) -> Any:
