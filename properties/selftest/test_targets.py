@@ -578,6 +578,16 @@ def test_a_target_that_does_not_exist_is_named(name: str, message: str) -> None:
         load(name, CPU)
 
 
+def test_an_import_that_fails_is_told_with_its_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "of_a_library.py").write_text("\nimport no_such_module\n")
+    (tmp_path / "my_adapter.py").write_text("import of_a_library\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ValueError, match=r"named 'no_such_module', at .*of_a_library\.py:2$"):
+        load("my_adapter:target", CPU)
+
+
 @pytest.mark.parametrize(
     ("stated", "told"),
     [

@@ -1,6 +1,7 @@
 """The targets: whose kernels are under test."""
 
 from importlib import import_module
+from traceback import extract_tb
 
 from torch import device as Device
 
@@ -69,4 +70,15 @@ def load(name: str, device: Device) -> Target:
 
 def _told(error: BaseException) -> str:
     kind = "" if isinstance(error, ImportError) else f"{type(error).__name__}: "
-    return kind + message_of(error)
+    return kind + message_of(error) + _place(error)
+
+
+def _place(error: BaseException) -> str:
+    """The line outside of this file that an exception comes from, such as an import's."""
+    own = (__file__, import_module.__code__.co_filename)
+    lines = [
+        f", at {frame.filename}:{frame.lineno}"
+        for frame in extract_tb(error.__traceback__)
+        if frame.filename not in own and not frame.filename.startswith("<")
+    ]
+    return lines[-1] if lines else ""
