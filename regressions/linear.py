@@ -556,7 +556,7 @@ BUGS = {
             "test_offsets_are_64_bits_wide[gla-fused_recurrent-sequences]"
         ),
         planted=Edit(
-            "kernels.linear.fused_recurrent",
+            "kernels.primitives.chunks",
             "start = tl.load(cu_seqlens_ptr + sequence)\n",
             "start = tl.load(cu_seqlens_ptr + sequence).to(tl.int32)\n",
         ),

@@ -704,9 +704,9 @@ BUGS = {
             "test_offsets_are_64_bits_wide[attention-parallel-sequences]"
         ),
         planted=Edit(
-            "kernels.softmax.logits",
-            "start = tl.load(cu_seqlens + n)\n",
-            "start = tl.load(cu_seqlens + n).to(tl.int32)\n",
+            "kernels.softmax.forward",
+            "q += batch * stride_qb + start_q * stride_qt",
+            "q += batch * stride_qb + (start_q.to(tl.int32) * stride_qt)",
         ),
     ),
     "sink_outside_the_running_maximum": KnownBug(
