@@ -187,9 +187,9 @@ BUGS = {
         pinned=WIDER_VALUES,
         planted=Edit(
             "kernels.softmax.backward",
-            "do_tile = load_rows(do, stride_ot, first, rows, length_q, in_v,",
+            "do_tile = load_tile(do, stride_ot, first, rows, length_q, in_v,",
             (
-                "do_tile = load_rows(\n"
+                "do_tile = load_tile(\n"
                 "        do, stride_ot, first, rows, length_q, tl.arange(0, PAD_V) < key_dim,"
             ),
         ),
@@ -1042,8 +1042,8 @@ BUGS = {
         pinned=pin("attention", "parallel", SMALL, (5, 7), law="packing", packed=True, seed=1),
         planted=Edit(
             "kernels.softmax.forward",
-            "v_tile = load_rows(v, stride_vt, start, columns, high,",
-            "v_tile = load_rows(v, stride_vt, start, columns, num_keys - start_k,",
+            "v_tile = load_tile(v, stride_vt, start, columns, high,",
+            "v_tile = load_tile(v, stride_vt, start, columns, num_keys - start_k,",
         ),
     ),
     "weights_not_masked_in_dv": KnownBug(

@@ -15,14 +15,14 @@ from kernels.softmax.logits import (
     inverse_or_0,
     keys_of,
     load_cumulative_gates,
-    load_rows,
     load_slope,
     load_terms,
+    load_tile,
     logits,
     products_by_key,
     queries_of,
     sees,
-    store_rows,
+    store_tile,
     tanh_slope,
 )
 from kernels.softmax.structure import restrict, some
@@ -55,8 +55,8 @@ def attention_terms(
     rows = first + tl.arange(0, QUERIES)
     inside = rows < length
     in_v = tl.arange(0, PAD_V) < value_dim
-    o_tile = load_rows(o, heads * value_dim, first, rows, length, in_v, False, True).to(tl.float32)
-    do_tile = load_rows(do, stride_t, first, rows, length, in_v, False, True).to(tl.float32)
+    o_tile = load_tile(o, heads * value_dim, first, rows, length, in_v, False, True).to(tl.float32)
+    do_tile = load_tile(do, stride_t, first, rows, length, in_v, False, True).to(tl.float32)
     from_lse = tl.load(dlse + first_row + rows, mask=inside, other=0.0)
     row_delta = tl.sum(o_tile * do_tile, 1) - from_lse
     base = tl.load(row_maxima + first_row + rows, mask=inside, other=0.0)
@@ -69,7 +69,7 @@ def attention_terms(
     term = tl.arange(0, 4)
     four = tl.where(term == 1, weight[:, None], row_delta[:, None])
     four = tl.where(term == 0, base[:, None], four)
-    store_rows(terms + first_row * 4, 4, rows, length, four, term < 4)
+    store_tile(terms + first_row * 4, 4, rows, length, four, term < 4)
 
 
 @triton.jit(
@@ -127,8 +127,8 @@ def attention_backward_q(
     query = rows[:, None]
     in_k = tl.arange(0, PAD_K) < key_dim
     in_v = tl.arange(0, PAD_V) < value_dim
-    q_tile = load_rows(q, stride_qt, first, rows, length_q, in_k, FULL_K, True)
-    do_tile = load_rows(do, stride_ot, first, rows, length_q, in_v, FULL_V, True)
+    q_tile = load_tile(q, stride_qt, first, rows, length_q, in_k, FULL_K, True)
+    do_tile = load_tile(do, stride_ot, first, rows, length_q, in_v, FULL_V, True)
     base, weight, row_delta = load_terms(terms + first_row * 4, first, rows, length_q, True)
 
     slope = load_slope(slopes, head, ALIBI)
@@ -159,8 +159,8 @@ def attention_backward_q(
                     BIASED, MASKED, TABLED, RULES,
                 )  # fmt: skip
             if not (PAIRED and SKIP) or some(visible):
-                k_tile = load_rows(k, stride_kt, start, columns, high, in_k, FULL_K, phase != 1)
-                v_tile = load_rows(v, stride_vt, start, columns, high, in_v, FULL_V, phase != 1)
+                k_tile = load_tile(k, stride_kt, start, columns, high, in_k, FULL_K, phase != 1)
+                v_tile = load_tile(v, stride_vt, start, columns, high, in_v, FULL_V, phase != 1)
                 key_gate = load_cumulative_gates(
                     gate, rest, shut_count, gates + key, key < high, GATED
                 )
@@ -185,7 +185,7 @@ def attention_backward_q(
                 acc = tl.dot(ds.to(k_tile.dtype), k_tile, acc, input_precision="ieee")
 
     dq += ((batch * num_queries + start_q) * heads + wide_head) * key_dim
-    store_rows(dq, heads * key_dim, rows, length_q, acc * scale, in_k)
+    store_tile(dq, heads * key_dim, rows, length_q, acc * scale, in_k)
 
 
 @triton.jit(
@@ -228,9 +228,9 @@ def attention_backward_kv(
     key = columns[:, None]
     in_k = tl.arange(0, PAD_K) < key_dim
     in_v = tl.arange(0, PAD_V) < value_dim
-    k_tile = load_rows(k, stride_kt, first, columns, length_k, in_k, FULL_K, True)
+    k_tile = load_tile(k, stride_kt, first, columns, length_k, in_k, FULL_K, True)
     if DK:
-        v_tile = load_rows(v, stride_vt, first, columns, length_k, in_v, FULL_V, True)
+        v_tile = load_tile(v, stride_vt, first, columns, length_k, in_v, FULL_V, True)
         dk_acc = tl.zeros((KEYS, PAD_K), tl.float32)
     if DV:
         dv_acc = tl.zeros((KEYS, PAD_V), tl.float32)
@@ -266,8 +266,8 @@ def attention_backward_kv(
                     )  # fmt: skip
                 if not (PAIRED and SKIP) or some(visible):
                     bounded: tl.constexpr = phase != 1
-                    q_tile = load_rows(q_head, stride_qt, start, rows, high, in_k, FULL_K, bounded)
-                    do_tile = load_rows(
+                    q_tile = load_tile(q_head, stride_qt, start, rows, high, in_k, FULL_K, bounded)
+                    do_tile = load_tile(
                         do_head, stride_ot, start, rows, high, in_v, FULL_V, bounded
                     )
                     base, weight, row_delta = load_terms(
@@ -309,9 +309,9 @@ def attention_backward_kv(
 
     row = (batch * num_keys + start_k) * kv_heads + kv_head
     if DK:
-        store_rows(dk + row * key_dim, kv_heads * key_dim, columns, length_k, dk_acc * scale, in_k)
+        store_tile(dk + row * key_dim, kv_heads * key_dim, columns, length_k, dk_acc * scale, in_k)
     if DV:
-        store_rows(dv + row * value_dim, kv_heads * value_dim, columns, length_k, dv_acc, in_v)
+        store_tile(dv + row * value_dim, kv_heads * value_dim, columns, length_k, dv_acc, in_v)
 
 
 @triton.jit(
@@ -381,16 +381,16 @@ def attention_backward_bias(
                         BIASED, MASKED, TABLED, RULES,
                     )  # fmt: skip
                     if not SKIP or some(visible):
-                        q_tile = load_rows(
+                        q_tile = load_tile(
                             q_head, stride_qt, first, rows, length_q, in_k, FULL_K, True
                         )
-                        do_tile = load_rows(
+                        do_tile = load_tile(
                             do_head, stride_ot, first, rows, length_q, in_v, FULL_V, True
                         )
-                        k_tile = load_rows(
+                        k_tile = load_tile(
                             k_head, stride_kt, start, columns, length_k, in_k, FULL_K, True
                         )
-                        v_tile = load_rows(
+                        v_tile = load_tile(
                             v_head, stride_vt, start, columns, length_k, in_v, FULL_V, True
                         )
                         base, weight, row_delta = load_terms(

@@ -11,12 +11,12 @@ from kernels.softmax.logits import (
     LN2,
     keys_of,
     load_cumulative_gates,
-    load_rows,
     load_slope,
+    load_tile,
     online_softmax,
     sees,
     start_softmax,
-    store_rows,
+    store_tile,
 )
 from kernels.softmax.structure import restrict, some
 
@@ -58,7 +58,7 @@ def attention_forward(
     in_k = tl.arange(0, PAD_K) < key_dim
     in_v = tl.arange(0, PAD_V) < value_dim
     query = rows[:, None]
-    q_tile = load_rows(q, stride_qt, first, rows, length_q, in_k, FULL_K, True)
+    q_tile = load_tile(q, stride_qt, first, rows, length_q, in_k, FULL_K, True)
 
     slope = load_slope(slopes, head, ALIBI)
     gates = (batch * heads + wide_head) * num_keys + start_k
@@ -84,7 +84,7 @@ def attention_forward(
                     BIASED, MASKED, TABLED, RULES,
                 )  # fmt: skip
             if not (PAIRED and SKIP) or some(visible):
-                k_tile = load_rows(k, stride_kt, start, columns, high, in_k, FULL_K, phase != 1)
+                k_tile = load_tile(k, stride_kt, start, columns, high, in_k, FULL_K, phase != 1)
                 key_gate = load_cumulative_gates(
                     gate, rest, shut_count, gates + key, key < high, GATED
                 )
@@ -93,13 +93,13 @@ def attention_forward(
                     products, visible, query, key, shift, factor, cap, slope, query_gate, key_gate,
                     added, row_max, weight_sum, PAIRED or phase != 1, CAPPED, ALIBI, GATED, BIASED,
                 )  # fmt: skip
-                v_tile = load_rows(v, stride_vt, start, columns, high, in_v, FULL_V, phase != 1)
+                v_tile = load_tile(v, stride_vt, start, columns, high, in_v, FULL_V, phase != 1)
                 acc *= shrink[:, None]
                 acc = tl.dot(p.to(v_tile.dtype), v_tile, acc, input_precision="ieee")
 
     out = acc / tl.where(weight_sum == 0.0, 1.0, weight_sum)[:, None]
     o += ((batch * num_queries + start_q) * heads + wide_head) * value_dim
-    store_rows(o, heads * value_dim, rows, length_q, out, in_v)
+    store_tile(o, heads * value_dim, rows, length_q, out, in_v)
     to = (batch * heads + wide_head) * num_queries + start_q + rows
     tl.store(lse + to, (row_max + tl.log2(weight_sum)) * LN2, mask=rows < length_q)
     tl.store(row_maxima + to, row_max, mask=rows < length_q)

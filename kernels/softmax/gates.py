@@ -39,9 +39,9 @@ from kernels.primitives.chunks import locate_in_batch
 from kernels.softmax.logits import (
     LOG2E,
     load_cumulative_gates,
-    load_rows,
     load_slope,
     load_terms,
+    load_tile,
     logits,
     products_by_key,
     sees,
@@ -136,8 +136,8 @@ def within_blocks(
     key = before[:, None]
     in_k = tl.arange(0, PAD_K) < key_dim
     in_v = tl.arange(0, PAD_V) < value_dim
-    k_tile = load_rows(k, stride_kt, first - 1, before, length_k, in_k, FULL_K, True)
-    v_tile = load_rows(v, stride_vt, first - 1, before, length_k, in_v, FULL_V, True)
+    k_tile = load_tile(k, stride_kt, first - 1, before, length_k, in_k, FULL_K, True)
+    v_tile = load_tile(v, stride_vt, first - 1, before, length_k, in_v, FULL_V, True)
     key_gate = load_cumulative_gates(gate, rest, shut_count, gates + key, key < length_k, GATED)
     slope = load_slope(slopes, head, ALIBI)
     acc = tl.zeros((SPAN,), tl.float32)
@@ -146,8 +146,8 @@ def within_blocks(
         rows = tl.where(rows < 0, length_q, rows)
         query = rows[None, :]
         exists = query < length_q
-        q_tile = load_rows(q, stride_qt, position - shift, rows, length_q, in_k, FULL_K, True)
-        do_tile = load_rows(do, stride_ot, position - shift, rows, length_q, in_v, FULL_V, True)
+        q_tile = load_tile(q, stride_qt, position - shift, rows, length_q, in_k, FULL_K, True)
+        do_tile = load_tile(do, stride_ot, position - shift, rows, length_q, in_v, FULL_V, True)
         base, weight, row_delta = load_terms(
             terms + first_row * 4, position - shift, rows, length_q, True
         )

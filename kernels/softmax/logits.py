@@ -16,7 +16,7 @@ LN2 = tl.constexpr(0.6931471805599453)
 
 
 @triton.jit
-def load_rows(
+def load_tile(
     x, stride, start, rows, stop, exists,
     FULL: tl.constexpr, BOUNDED: tl.constexpr,
 ):  # fmt: skip
@@ -40,6 +40,15 @@ def load_rows(
 
 
 @triton.jit
+def store_tile(x, stride, rows, stop, values, exists):
+    """Write `values [rows, columns]` to the rows before `stop`, in the columns that exist."""
+    columns = tl.arange(0, exists.shape[0])
+    pointers = x + rows[:, None].to(tl.int64) * stride + columns[None, :]
+    mask = (rows < stop)[:, None] & exists[None, :]
+    tl.store(pointers, values.to(x.dtype.element_ty), mask=mask)
+
+
+@triton.jit
 def finite_maximum(row_max):
     """The row maximum to subtract from logits: 0 for the -inf of a row that has seen no key, as
     -inf - -inf is NaN.
@@ -51,15 +60,6 @@ def finite_maximum(row_max):
 def inverse_or_0(x):
     """1 / x, and 0 where x is 0."""
     return tl.where(x == 0.0, 0.0, 1.0 / tl.where(x == 0.0, 1.0, x))
-
-
-@triton.jit
-def store_rows(x, stride, rows, stop, values, exists):
-    """Write `values [rows, columns]` to the rows before `stop`, in the columns that exist."""
-    columns = tl.arange(0, exists.shape[0])
-    pointers = x + rows[:, None].to(tl.int64) * stride + columns[None, :]
-    mask = (rows < stop)[:, None] & exists[None, :]
-    tl.store(pointers, values.to(x.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -75,13 +75,13 @@ def load_cumulative_gates(gate, rest, shut_count, tokens, inside, GATED: tl.cons
 
 @triton.jit
 def load_terms(terms, start, rows, stop, BOUNDED: tl.constexpr):
-    """Base, weight and delta of some queries, as `attention_terms` stores them; see `load_rows`.
+    """Base, weight and delta of some queries, as `attention_terms` stores them; see `load_tile`.
 
     They lie side by side and are read at once. If a tensor has fewer elements than a program has
     threads, Triton lets each thread load all that it will need: for three vectors, dozens of words
     that other threads load as well.
     """
-    four = load_rows(terms, 4, start, rows, stop, tl.arange(0, 4) < 4, True, BOUNDED)
+    four = load_tile(terms, 4, start, rows, stop, tl.arange(0, 4) < 4, True, BOUNDED)
     outer, inner = tl.split(tl.reshape(four, (rows.shape[0], 2, 2)))
     base, row_delta = tl.split(outer)
     weight, _ = tl.split(inner)

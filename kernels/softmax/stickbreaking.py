@@ -29,7 +29,7 @@ from kernels.primitives.layout import dense_rows, outer_strides
 from kernels.primitives.product import product, select_and_sum
 from kernels.recurrence import StatelessOptions
 from kernels.softmax.launch import launch
-from kernels.softmax.logits import LOG2E, load_rows, products_by_key, store_rows
+from kernels.softmax.logits import LOG2E, load_tile, products_by_key, store_tile
 from kernels.softmax.pairs import pairs
 from kernels.tiles import cdiv
 
@@ -114,7 +114,7 @@ def _near_to_far(
     in_k = tl.arange(0, PAD_K) < key_dim
     in_v = tl.arange(0, PAD_V) < value_dim
     DTYPE: tl.constexpr = q.dtype.element_ty
-    q_tile = load_rows(q, stride_qt, first, rows, length, in_k, FULL_K, True)
+    q_tile = load_tile(q, stride_qt, first, rows, length, in_k, FULL_K, True)
     high = tl.where(first < length, tl.minimum(first + QUERIES, length), 0)
     count = tl.cdiv(high, KEYS)
 
@@ -124,20 +124,20 @@ def _near_to_far(
         at = count - 1 - step
         columns = at * KEYS + tl.arange(0, KEYS)
         visible = _sees(columns[:, None], query, length, CURRENT)
-        k_tile = load_rows(k, stride_kt, at * KEYS, columns, high, in_k, FULL_K, True)
+        k_tile = load_tile(k, stride_kt, at * KEYS, columns, high, in_k, FULL_K, True)
         products = products_by_key(k_tile, q_tile)
         weight, _, _, of_tile = _break(products, factor, visible, sum_l, PIECES)
         if BORDERS:
             tl.store(nearer + at.to(tl.int64) * tokens + rows, sum_l, mask=rows < length)
         else:
-            v_tile = load_rows(v, stride_vt, at * KEYS, columns, high, in_v, FULL_V, True)
+            v_tile = load_tile(v, stride_vt, at * KEYS, columns, high, in_v, FULL_V, True)
             acc = product(tl.trans(weight), v_tile, DTYPE, acc=acc)
         sum_l += of_tile
     if BORDERS:
         tl.store(of_all + row + rows, sum_l, mask=rows < length)
     else:
         of_token = (batch * tokens + start) * heads + head
-        store_rows(o + of_token * value_dim, heads * value_dim, rows, length, acc, in_v)
+        store_tile(o + of_token * value_dim, heads * value_dim, rows, length, acc, in_v)
         to = rest + of_token + rows.to(tl.int64) * heads
         tl.store(to, tl.exp2(sum_l).to(rest.dtype.element_ty), mask=rows < length)
 
@@ -174,8 +174,8 @@ def _far_to_near(
     in_k = tl.arange(0, PAD_K) < key_dim
     in_v = tl.arange(0, PAD_V) < value_dim
     DTYPE: tl.constexpr = q.dtype.element_ty
-    q_tile = load_rows(q, stride_qt, first, rows, length, in_k, FULL_K, True)
-    do_tile = load_rows(do, stride_ot, first, rows, length, in_v, FULL_V, True)
+    q_tile = load_tile(q, stride_qt, first, rows, length, in_k, FULL_K, True)
+    do_tile = load_tile(do, stride_ot, first, rows, length, in_v, FULL_V, True)
     high = tl.where(first < length, tl.minimum(first + QUERIES, length), 0)
     key = tl.arange(0, KEYS)
 
@@ -189,8 +189,8 @@ def _far_to_near(
     for at in range(tl.cdiv(high, KEYS)):
         columns = at * KEYS + key
         visible = _sees(columns[:, None], query, length, CURRENT)
-        k_tile = load_rows(k, stride_kt, at * KEYS, columns, high, in_k, FULL_K, True)
-        v_tile = load_rows(v, stride_vt, at * KEYS, columns, high, in_v, FULL_V, True)
+        k_tile = load_tile(k, stride_kt, at * KEYS, columns, high, in_k, FULL_K, True)
+        v_tile = load_tile(v, stride_vt, at * KEYS, columns, high, in_v, FULL_V, True)
         border = at.to(tl.int64) * tokens + rows
         sum_l = tl.load(nearer + border, mask=inside, other=0.0)
         tl.store(farther + border, sum_w, mask=inside)
@@ -203,7 +203,7 @@ def _far_to_near(
         acc = product(tl.trans(dz), k_tile, DTYPE, acc=acc)
         sum_w += tl.sum(w, 0)
 
-    store_rows(dq + of_token * key_dim, heads * key_dim, rows, length, acc * scale, in_k)
+    store_tile(dq + of_token * key_dim, heads * key_dim, rows, length, acc * scale, in_k)
 
 
 @triton.jit(
@@ -234,8 +234,8 @@ def _by_key(
     columns = first + key
     in_k = tl.arange(0, PAD_K) < key_dim
     in_v = tl.arange(0, PAD_V) < value_dim
-    k_tile = load_rows(k, stride_kt, first, columns, length, in_k, FULL_K, True)
-    v_tile = load_rows(v, stride_vt, first, columns, length, in_v, FULL_V, True)
+    k_tile = load_tile(k, stride_kt, first, columns, length, in_k, FULL_K, True)
+    v_tile = load_tile(v, stride_vt, first, columns, length, in_v, FULL_V, True)
     dk_acc = tl.zeros((KEYS, PAD_K), tl.float32)
     dv_acc = tl.zeros((KEYS, PAD_V), tl.float32)
     DTYPE: tl.constexpr = q.dtype.element_ty
@@ -249,8 +249,8 @@ def _by_key(
             rows = begin + tl.arange(0, QUERIES)
             inside = rows < length
             visible = _sees(columns[:, None], rows[None, :], length, CURRENT)
-            q_tile = load_rows(q_head, stride_qt, begin, rows, length, in_k, FULL_K, True)
-            do_tile = load_rows(do_head, stride_ot, begin, rows, length, in_v, FULL_V, True)
+            q_tile = load_tile(q_head, stride_qt, begin, rows, length, in_k, FULL_K, True)
+            do_tile = load_tile(do_head, stride_ot, begin, rows, length, in_v, FULL_V, True)
             sum_l = tl.load(nearer + border + rows, mask=inside, other=0.0)
             sum_w = tl.load(farther + border + rows, mask=inside, other=0.0)
             products = products_by_key(k_tile, q_tile)
@@ -263,8 +263,8 @@ def _by_key(
             dk_acc = product(dz, q_tile, DTYPE, acc=dk_acc)
 
     row = (batch * tokens + start) * kv_heads + kv_head
-    store_rows(dk + row * key_dim, kv_heads * key_dim, columns, length, dk_acc * scale, in_k)
-    store_rows(dv + row * value_dim, kv_heads * value_dim, columns, length, dv_acc, in_v)
+    store_tile(dk + row * key_dim, kv_heads * key_dim, columns, length, dk_acc * scale, in_k)
+    store_tile(dv + row * value_dim, kv_heads * value_dim, columns, length, dv_acc, in_v)
 
 
 def _shape(k: Tensor, v: Tensor, tile: int) -> dict[str, int]:

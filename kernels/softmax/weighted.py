@@ -35,11 +35,11 @@ from kernels.softmax.logits import (
     finite_maximum,
     inverse_or_0,
     keys_of,
-    load_rows,
+    load_tile,
     products_by_key,
     queries_of,
     sees,
-    store_rows,
+    store_tile,
 )
 from kernels.softmax.pairs import shapes
 from kernels.tiles import cdiv
@@ -124,8 +124,8 @@ def _sums_over_keys(
                 columns = start + tl.arange(0, KEYS)
                 key = columns[None, :]
                 visible = sees(key < high, query, key, window, shift, CAUSAL, WINDOW)
-                k_tile = load_rows(k, stride_kt, start, columns, high, in_k, FULL_K, phase != 1)
-                v_tile = load_rows(v, stride_vt, start, columns, high, in_v, FULL_V, phase != 1)
+                k_tile = load_tile(k, stride_kt, start, columns, high, in_k, FULL_K, phase != 1)
+                v_tile = load_tile(v, stride_vt, start, columns, high, in_v, FULL_V, phase != 1)
                 products = product(q_tile, tl.trans(k_tile), DTYPE)
                 if KIND == "softmax":
                     s = tl.where(visible, products * factor, float("-inf"))
@@ -172,8 +172,8 @@ def _results_of_keys(
         for start in range(bounds[phase], bounds[phase + 1], KEYS):
             columns = start + tl.arange(0, KEYS)
             key = columns[None, :]
-            k_tile = load_rows(k, stride_kt, start, columns, high, in_k, FULL_K, phase != 1)
-            v_tile = load_rows(v, stride_vt, start, columns, high, in_v, FULL_V, phase != 1)
+            k_tile = load_tile(k, stride_kt, start, columns, high, in_k, FULL_K, phase != 1)
+            v_tile = load_tile(v, stride_vt, start, columns, high, in_v, FULL_V, phase != 1)
             products = product(q_tile, tl.trans(k_tile), DTYPE)
             weight, slope = _weigh(products, factor, offset, KIND)
             if phase != 1:
@@ -233,16 +233,16 @@ def _by_query(
     in_k = tl.arange(0, PAD_K) < key_dim
     in_v = tl.arange(0, PAD_V) < value_dim
     DTYPE: tl.constexpr = q.dtype.element_ty
-    q_tile = load_rows(q, stride_qt, first, rows, length_q, in_k, FULL_K, True)
+    q_tile = load_tile(q, stride_qt, first, rows, length_q, in_k, FULL_K, True)
     offset = _bias(query, length_k, window, shift, bias, CAUSAL, WINDOW, COUNTED)
     r_tile = None
     if r is not None:
         r += batch * stride_rb + start_q * stride_rt + head * stride_rh
-        r_tile = load_rows(r, stride_rt, first, rows, length_q, in_k, FULL_K, True)
+        r_tile = load_tile(r, stride_rt, first, rows, length_q, in_k, FULL_K, True)
     do_tile = None
     if GRADIENT:
         do += batch * stride_ob + start_q * stride_ot + head * stride_oh
-        do_tile = load_rows(do, stride_ot, first, rows, length_q, in_v, FULL_V, True)
+        do_tile = load_tile(do, stride_ot, first, rows, length_q, in_v, FULL_V, True)
 
     bounds = keys_of(first, last, shift, length_k, window, CAUSAL, WINDOW, KEYS, False)
     weight_sum, d_sum, x_sum, xd_sum, acc, row_max, offset = _sums_over_keys(
@@ -278,11 +278,11 @@ def _by_query(
             KIND, DIVIDED, GRADIENT, CAUSAL, WINDOW, DTYPE, QUERIES, KEYS, FULL_K, FULL_V,
         )  # fmt: skip
     if GRADIENT:
-        store_rows(out + row * key_dim, heads * key_dim, rows, length_q, dq_acc, in_k)
+        store_tile(out + row * key_dim, heads * key_dim, rows, length_q, dq_acc, in_k)
         if r is not None:
-            store_rows(dr + row * key_dim, heads * key_dim, rows, length_q, dr_acc, in_k)
+            store_tile(dr + row * key_dim, heads * key_dim, rows, length_q, dr_acc, in_k)
     else:
-        store_rows(out + row * value_dim, heads * value_dim, rows, length_q, acc, in_v)
+        store_tile(out + row * value_dim, heads * value_dim, rows, length_q, acc, in_v)
 
 
 @triton.jit(
@@ -318,8 +318,8 @@ def _by_key(
     key = columns[:, None]
     in_k = tl.arange(0, PAD_K) < key_dim
     in_v = tl.arange(0, PAD_V) < value_dim
-    k_tile = load_rows(k, stride_kt, first, columns, length_k, in_k, FULL_K, True)
-    v_tile = load_rows(v, stride_vt, first, columns, length_k, in_v, FULL_V, True)
+    k_tile = load_tile(k, stride_kt, first, columns, length_k, in_k, FULL_K, True)
+    v_tile = load_tile(v, stride_vt, first, columns, length_k, in_v, FULL_V, True)
     dk_acc = tl.zeros((KEYS, PAD_K), tl.float32)
     dv_acc = tl.zeros((KEYS, PAD_V), tl.float32)
     DTYPE: tl.constexpr = q.dtype.element_ty
@@ -336,8 +336,8 @@ def _by_key(
                 rows = start + tl.arange(0, QUERIES)
                 query = rows[None, :]
                 inside = query < high
-                q_tile = load_rows(q_head, stride_qt, start, rows, high, in_k, FULL_K, phase != 1)
-                do_tile = load_rows(do_head, stride_ot, start, rows, high, in_v, FULL_V, phase != 1)
+                q_tile = load_tile(q_head, stride_qt, start, rows, high, in_k, FULL_K, phase != 1)
+                do_tile = load_tile(do_head, stride_ot, start, rows, high, in_v, FULL_V, phase != 1)
                 offset = _bias(query, length_k, window, shift, bias, CAUSAL, WINDOW, COUNTED)
                 term = terms + (of_head + query) * TERMS
                 if KIND == "softmax":
@@ -356,7 +356,7 @@ def _by_key(
                     dp -= tl.load(term + 1, mask=inside, other=0.0)
                 if r is not None:
                     r_head = r + batch * stride_rb + start_q * stride_rt + head * stride_rh
-                    r_tile = load_rows(
+                    r_tile = load_tile(
                         r_head, stride_rt, start, rows, high, in_k, FULL_K, phase != 1
                     )
                     mean = tl.load(term + 2, mask=inside, other=0.0)
@@ -368,8 +368,8 @@ def _by_key(
                 dk_acc = product(slope * dp * scale, q_tile, DTYPE, acc=dk_acc)
 
     row = (batch * num_keys + start_k) * kv_heads + kv_head
-    store_rows(dk + row * key_dim, kv_heads * key_dim, columns, length_k, dk_acc, in_k)
-    store_rows(dv + row * value_dim, kv_heads * value_dim, columns, length_k, dv_acc, in_v)
+    store_tile(dk + row * key_dim, kv_heads * key_dim, columns, length_k, dk_acc, in_k)
+    store_tile(dv + row * value_dim, kv_heads * value_dim, columns, length_k, dv_acc, in_v)
 
 
 def _options(

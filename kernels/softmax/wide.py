@@ -15,15 +15,15 @@ from kernels.primitives.chunks import locate_in_batch
 from kernels.softmax.logits import (
     LN2,
     keys_of,
-    load_rows,
     load_slope,
     load_terms,
+    load_tile,
     logits,
     online_softmax,
     queries_of,
     sees,
     start_softmax,
-    store_rows,
+    store_tile,
     tanh_slope,
 )
 from kernels.softmax.structure import restrict, some
@@ -39,8 +39,8 @@ def _products(
     acc = tl.zeros((rows_a.shape[0], rows_b.shape[0]), tl.float32)
     for start in range(0, dim, SLICE):
         exists = start + tl.arange(0, SLICE) < dim
-        a_tile = load_rows(a + start, stride_a, first_a, rows_a, stop_a, exists, False, True)
-        b_tile = load_rows(b + start, stride_b, first_b, rows_b, stop_b, exists, False, True)
+        a_tile = load_tile(a + start, stride_a, first_a, rows_a, stop_a, exists, False, True)
+        b_tile = load_tile(b + start, stride_b, first_b, rows_b, stop_b, exists, False, True)
         acc = tl.dot(a_tile, tl.trans(b_tile), acc, input_precision="ieee")
     return acc
 
@@ -103,7 +103,7 @@ def wide_forward(
                 products, visible, query, key, shift, factor, cap, slope, 0, 0, added,
                 row_max, weight_sum, True, CAPPED, ALIBI, False, BIASED,
             )  # fmt: skip
-            v_tile = load_rows(
+            v_tile = load_tile(
                 v + part * PART, stride_vt, start, columns, high, in_part, False, True
             )
             acc *= shrink[:, None]
@@ -111,7 +111,7 @@ def wide_forward(
 
     out = acc / tl.where(weight_sum == 0.0, 1.0, weight_sum)[:, None]
     o += ((batch * num_queries + start_q) * heads + head) * value_dim + part * PART
-    store_rows(o, heads * value_dim, rows, length_q, out, in_part)
+    store_tile(o, heads * value_dim, rows, length_q, out, in_part)
     # All parts compute the same sums: one of them writes.
     mine = rows < tl.where(part == 0, length_q, 0)
     to = (batch * heads + head) * num_queries + start_q + rows
@@ -203,10 +203,10 @@ def wide_backward_q(
             key_dim, value_dim, CAUSAL, WINDOW, CAPPED, ALIBI, BIASED, MASKED, TABLED, RULES,
             SLICE,
         )  # fmt: skip
-        k_tile = load_rows(k + part * PART, stride_kt, start, columns, high, in_part, False, True)
+        k_tile = load_tile(k + part * PART, stride_kt, start, columns, high, in_part, False, True)
         acc = tl.dot(ds.to(k_tile.dtype), k_tile, acc, input_precision="ieee")
     dq += ((batch * num_queries + start_q) * heads + head) * key_dim + part * PART
-    store_rows(dq, heads * key_dim, rows, length_q, acc * scale, in_part)
+    store_tile(dq, heads * key_dim, rows, length_q, acc * scale, in_part)
 
 
 @triton.jit(
@@ -260,19 +260,19 @@ def wide_backward_kv(
                 SLICE,
             )  # fmt: skip
             if DV:
-                held = load_rows(
+                held = load_tile(
                     do_head + part * PART, stride_ot, start, rows, high, in_part, False, True
                 )
                 acc = tl.dot(tl.trans(p).to(held.dtype), held, acc, input_precision="ieee")
             else:
-                held = load_rows(
+                held = load_tile(
                     q_head + part * PART, stride_qt, start, rows, high, in_part, False, True
                 )
                 acc = tl.dot(tl.trans(ds).to(held.dtype), held, acc, input_precision="ieee")
     if not DV:
         acc *= scale
     out += ((batch * num_keys + start_k) * kv_heads + kv_head) * width + part * PART
-    store_rows(out, kv_heads * width, columns, length_k, acc, in_part)
+    store_tile(out, kv_heads * width, columns, length_k, acc, in_part)
 
 
 def shape(entry: tiles.Entry, dim: int) -> tuple[int, dict[str, Any]]:
