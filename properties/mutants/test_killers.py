@@ -1,11 +1,14 @@
 """Killers are recorded by function, read again, and tried first if they pass without a mutant."""
 
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from properties import ROOT
 from properties.cases.case import Case
 from properties.device import activate
 from properties.jobs import Selection
@@ -13,7 +16,7 @@ from properties.mutants import killers
 from properties.mutants.__main__ import main
 from properties.mutants.fates import Fate, Fates
 from properties.mutants.hunt import Suite, Wave, fate_of
-from properties.mutants.mutant import Mutant, mutants
+from properties.mutants.mutant import PACKAGES, Mutant, mutants
 from properties.mutants.scoreboard import Scoreboard
 from properties.planting.trial import LawAbout, TestAt, attempt, pinned_of
 from properties.targets import load
@@ -58,6 +61,17 @@ def test_another_file_is_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "killers.json").write_text(text)
     with pytest.raises(ValueError, match="expected a file that --record wrote"):
         killers.read(tmp_path / "killers.json")
+
+
+def test_recorded_functions_have_mutants_and_recorded_tests_exist() -> None:
+    known = killers.joined(killers.read(), killers.read(killers.SEMANTIC_PATH))
+    assert known.keys() <= {mutant.where for mutant in mutants(PACKAGES)}
+    pinned = {one for checks in known.values() for one in killers.ranked(checks)}
+    nodes = {one.node for one in pinned if isinstance(one, TestAt)}
+    files = sorted({node.partition("::")[0] for node in nodes})
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider"]
+    listed = subprocess.run([*command, *files], cwd=ROOT, capture_output=True, text=True)
+    assert nodes - {*listed.stdout.splitlines()} == set()
 
 
 def test_only_modules_of_which_all_is_tried_are_replaced() -> None:
