@@ -92,7 +92,7 @@ class Asker:
         with self.night.lock:
             return failure is not None and self.log.bucket(failure.fingerprint) is not None
 
-    def again(self, bucket: Bucket) -> tuple[str, ...]:
+    def repeats(self, bucket: Bucket) -> tuple[str, ...]:
         """Judge the first case of a bug again, on both engines.
 
         Returns:

@@ -32,7 +32,7 @@ class Bucket:
         smallest: the failure with the smallest case of each fingerprint, in order of discovery.
         linked: other fingerprints of the same cases.
         seen: job → how many of its cases failed this way.
-        again: a line for each engine on which the first failure repeats.
+        repeats: how often the first failure repeats, and on which engines: lines of the report.
         file: what was written of it, or why nothing was.
         files: the paths of what was written.
         found: seconds since the start.
@@ -47,7 +47,7 @@ class Bucket:
     smallest: list[Failure]
     linked: set[Fingerprint] = field(default_factory=set)
     seen: Counter[str] = field(default_factory=Counter)
-    again: tuple[str, ...] = ()
+    repeats: tuple[str, ...] = ()
     file: str = ""
     files: tuple[str, ...] = ()
     found: float = 0.0
@@ -81,7 +81,7 @@ class Bucket:
         """The report of the first failure, with what else is known."""
         parts_told = ", ".join(told(self.first.case, part) for part in self.needs)
         needs = [f"  needs     {parts_told}: it passes without"] if self.needs else []
-        lines = [self.first.report, *needs, *self.again, *self.others, *filter(None, [self.file])]
+        lines = [self.first.report, *needs, *self.repeats, *self.others, *filter(None, [self.file])]
         return "\n".join(lines)
 
     @property

@@ -177,7 +177,7 @@ def test_a_new_hang_costs_a_lane_two_tries(monkeypatch: pytest.MonkeyPatch) -> N
     # In parallel.
     again = events.index("simulator ends") + 1
     assert sorted(events[again : again + 2]) == ["interpreter begins", "simulator begins"]
-    assert log.buckets[0].again[1] == "  engines   the simulator; the interpreter too"
+    assert log.buckets[0].repeats[1] == "  engines   the simulator; the interpreter too"
     # Each of the two may take half as long again.
     assert FIRST * 2 == 3
 
@@ -304,7 +304,7 @@ def test_functions_are_those_of_a_fresh_process(monkeypatch: pytest.MonkeyPatch)
     whole = night(Log("oracle", 1, {JOB: Tally()}, [bucket := Bucket([failure(Y)])]))
     second = Mock(asked=Mock(result=lambda: answer(None)))
     monkeypatch.setattr(Asker, "_begin_second", lambda *case: second)
-    Asker(whole, worker).again(bucket)
+    Asker(whole, worker).repeats(bucket)
     assert bucket.functions == {"shift.py:10"}
     assert whole.log.ran == {JOB.op: {"shift.py:10"}}
 
@@ -400,7 +400,7 @@ def _kept(folder: Path) -> Log:
     """A log with something in each field, in a file."""
     strips = (Strip("head 0", ("01", "44")),)
     wrong = failure(Y, also=(DX,), picture=Picture("y", "2 tokens", "2 dims", (0.5,), strips, 0))
-    bucket = Bucket([wrong], {DX}, again=("once",), file="there", files=("a",))
+    bucket = Bucket([wrong], {DX}, repeats=("once",), file="there", files=("a",))
     bucket.seen["a job"] += 2
     bucket.ran(frozenset({"rows.py:3", "rows.py:4"}), frozenset({"shift.py:10"}))
     log = Log("ours", 7, {JOB: Tally(3, 1.5, 0.25, 2, 0.5)}, [bucket], turns=4, seconds=9.5)

@@ -84,7 +84,7 @@ def test_a_targets_messages_are_escaped_in_html(tmp_path: Path) -> None:
     logged = log()
     logged.errors["<script>"] += 1
     logged.unrepeated["a\x00b & c"] += 1
-    logged.buckets[0].again = ("  again     \x1b[31m ]]> </pre>",)
+    logged.buckets[0].repeats = ("  again     \x1b[31m ]]> </pre>",)
     report.write(night(logged), "running", tmp_path)
     text = (tmp_path / "report.html").read_text()
     assert "<script>" not in text

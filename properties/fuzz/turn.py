@@ -73,7 +73,7 @@ class Turn:
                 self._link(bucket)
             self.asker.idle = None
             for bucket in self.found:
-                bucket.again = self.asker.again(bucket)
+                bucket.repeats = self.asker.repeats(bucket)
         except Stopped:
             pass
         except Endless:
