@@ -24,7 +24,7 @@ BUGS = {
             seed=1,
         ),
         planted=Edit(
-            "kernels.linear.chunk",
+            "kernels.linear.channel_gates",
             "X = x * decayed\n",
             (
                 "X = x * decayed\n"
@@ -64,7 +64,7 @@ BUGS = {
         source="flash-linear-attention 40334f1c (1085), DPLR with safe_gate",
         pinned=pin("dplr", "chunk", {"B": 1, "H": 2, "K": 5, "V": 3}, (5,), given=("gk",)),
         planted=Edit(
-            "kernels.linear.chunk",
+            "kernels.linear.channel_gates",
             "load_gates(g_ptr, rows, keys, stride, left, key_dim)\n        q",
             "load_gates(g_ptr, rows, keys, key_dim, left, key_dim)\n        q",
         ),

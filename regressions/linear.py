@@ -105,7 +105,7 @@ BUGS = {
         source="flash-linear-attention 458c0186, issue 122",
         pinned=pin("gla", "chunk", SMALL, (21,), given=("g",), values="extreme_gates"),
         planted=Edit(
-            "kernels.linear.chunk",
+            "kernels.linear.channel_gates",
             "decayed = decay(level_span(level, C, EXCLUSIVE), g, DTYPE)\n            q =",
             (
                 "decayed = tl.exp(\n"
@@ -266,7 +266,9 @@ BUGS = {
         cause="The offset of the head was missing from the address of the gates.",
         source="flash-linear-attention d38ed8b5 (781)",
         pinned=pin("gla", "chunk", {"B": 1, "H": 2, "K": 5, "V": 3}, (20,), given=("g",)),
-        planted=Edit("kernels.linear.chunk", "g_ptr += offset", "g_ptr += offset - head * key_dim"),
+        planted=Edit(
+            "kernels.linear.channel_gates", "g_ptr += offset", "g_ptr += offset - head * key_dim"
+        ),
     ),
     "gates_past_the_head_dim": KnownBug(
         happened="NaN or garbage in o and in the final state for a head dim of 60 or 100.",
@@ -507,7 +509,7 @@ BUGS = {
         source="flash-linear-attention 40334f1c (1085), DPLR with safe_gate",
         pinned=pin("gla", "chunk", {"B": 1, "H": 2, "K": 5, "V": 3}, (5,), given=("g",)),
         planted=Edit(
-            "kernels.linear.chunk",
+            "kernels.linear.channel_gates",
             "load_gates(g_ptr, rows, keys, stride, left, key_dim)\n    dg",
             "load_gates(g_ptr, rows, keys, key_dim, left, key_dim)\n    dg",
         ),
@@ -642,7 +644,7 @@ BUGS = {
             "test_small_gates_behind_large_ones_keep_their_digits[gla-chunk]"
         ),
         planted=Edit(
-            "kernels.linear.chunk",
+            "kernels.linear.channel_gates",
             "to_end = decay(chunk_span(1, C), g, DTYPE)",
             "to_end = tl.exp(tl.sum(g, 0) - tl.cumsum(g, 0))",
         ),

@@ -44,14 +44,8 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.delta import states as fused
-from kernels.linear.chunk import (
-    Rows,
-    decay_within,
-    gradients,
-    outputs,
-    pass_states,
-    workspace_dtype,
-)
+from kernels.linear.channel_gates import Rows, decay_within, workspace_dtype
+from kernels.linear.chunk import gradients, outputs, pass_states
 from kernels.linear.tiles import blocks, tile_of
 from kernels.primitives.chunks import Chunks, cut, locate_chunk
 from kernels.primitives.decay import (

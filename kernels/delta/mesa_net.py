@@ -37,6 +37,7 @@ from kernels import tiles
 from kernels.arguments import check_boundaries
 from kernels.differentiable import Given, differentiable
 from kernels.linear import chunk
+from kernels.linear.channel_gates import rows_of
 from kernels.norm.l2norm import normalized, normalized_backward
 from kernels.primitives.chunks import Chunks, cut, locate_chunk
 from kernels.primitives.decay import decay_of_chunk, head_decay, load_head_gates, pair_decay
@@ -238,7 +239,7 @@ def _iterated(
     for refine in (False, True):
         if refine:
             r = torch.empty_like(x)
-            rows = chunk.rows_of(x, k, g, chunks, scale=1.0, tile=tile)
+            rows = rows_of(x, k, g, chunks, scale=1.0, tile=tile)
             chunk.outputs(rows, beta[..., None] * k, states, r, tile=tile)
             r = torch.sub(y, r, out=r).addcmul_(lamb, x, value=-1)
         _iterate[(chunks.count * heads,)](
@@ -309,7 +310,7 @@ def _forward_of(
     S_kk, S_kv = _halves(initial_state, key_dim)
     chunks = cut(k.shape[0], k.shape[1], cu_seqlens, entry.tokens)
     weighed = beta[..., None] * k
-    rows = chunk.rows_of(k, k, g, chunks, scale=1.0, tile=entry)
+    rows = rows_of(k, k, g, chunks, scale=1.0, tile=entry)
     states, S_kk = chunk.pass_states(rows, weighed, S_kk, final=output_final_state, tile=entry)
     x = _solutions(q, k, beta, g, lamb, states, chunks, entry)
     o, S_kv = chunk.forward(
@@ -334,7 +335,7 @@ def _backward_of(
     dS_kk, dS_kv = _halves(d1, key_dim)
     chunks = cut(k.shape[0], k.shape[1], cu_seqlens, entry.tokens)
     weighed = beta[..., None] * k
-    rows = chunk.rows_of(k, k, g, chunks, scale=1.0, tile=entry)
+    rows = rows_of(k, k, g, chunks, scale=1.0, tile=entry)
     states, _ = chunk.pass_states(rows, weighed, S_kk, tile=entry)
     system = k, beta, g, lamb, states, chunks, entry
     x = _solutions(q, *system)

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.linear.chunk import Rows, workspace_dtype
+from kernels.linear.channel_gates import Rows, workspace_dtype
 from kernels.linear.tiles import blocks, keys_of_delta, tile_of
 from kernels.primitives.chunks import locate_sequence
 from kernels.primitives.decay import decay_of_chunk, head_decay, load_head_gates, pair_decay

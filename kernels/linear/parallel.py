@@ -19,7 +19,8 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.linear import chunk
-from kernels.linear.chunk import Rows, pass_states
+from kernels.linear.channel_gates import Rows
+from kernels.linear.chunk import pass_states
 from kernels.linear.tiles import blocks
 from kernels.primitives.chunks import cut, locate_chunk
 from kernels.primitives.decay import (

@@ -1,8 +1,8 @@
 """Wall attention in tiles: each channel of a key decays on its way to the query.
 
 Tokens are cut into chunks of C. With P_i = Σ_{t <= i} g_t and R_j = Σ_{t > j} g_t over the tokens
-of one chunk, `kernels.linear.chunk.decay_within` decays queries from the start and keys to the end
-of their own, so that no exponent is above 0,
+of one chunk, `kernels.linear.channel_gates.decay_within` decays queries from the start and keys to
+the end of their own, so that no exponent is above 0,
 
     q'_i = scale exp(P_i) ∘ q_i        k'_j = exp(R_j) ∘ k_j
     s_ij = (q'_i ∘ A) · k'_j,    A = Π exp(P_C) of the chunks between those of i and j
@@ -29,7 +29,7 @@ from torch import Tensor
 from kernels import tiles
 from kernels.arguments import check_boundaries
 from kernels.differentiable import differentiable
-from kernels.linear.chunk import decay_within
+from kernels.linear.channel_gates import decay_within
 from kernels.linear.tiles import blocks
 from kernels.primitives.chunks import Chunks, cut
 from kernels.primitives.groups import keys_gradient_dtype, of_each_group, of_each_head
