@@ -112,12 +112,15 @@ def start_softmax(sink, head, ROWS: tl.constexpr, SINK: tl.constexpr):
 
 
 @triton.jit
-def cut(start, low, high, common_low, common_high, BLOCK: tl.constexpr):
+def phases_of(start, low, high, common_low, common_high, BLOCK: tl.constexpr):
     """Cut `[start, high)` into tiles that need a mask, whole tiles, and tiles that need one again.
 
     Whole tiles lie within `[low, high)` and within `[common_low, common_high)`, all of which every
-    row of the program sees. Returns (start, first cut, second cut, high, low): tiles of phase p run
-    from element p to element p + 1.
+    row of the program sees.
+
+    Returns:
+        (start, end of phase 0, end of phase 1, high, low): tiles of phase p run from element p to
+        element p + 1.
     """
     lead = tl.maximum(tl.maximum(common_low, low) - start, 0)
     first = tl.minimum(start + tl.cdiv(lead, BLOCK) * BLOCK, high)
@@ -130,7 +133,7 @@ def keys_of(
     first, last, shift, num_keys, window,
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, BLOCK: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
-    """Keys `[low, high)` that some of the queries first..last sees, cut into tiles of BLOCK.
+    """The phases (see `phases_of`) of the keys that some of the queries first..last sees.
 
     A key outside is not even read. Empty if there are no queries (last < first) or no keys.
     ALIGNED tiles start at multiples of BLOCK.
@@ -152,7 +155,7 @@ def keys_of(
     start = low
     if ALIGNED:
         start = low // BLOCK * BLOCK
-    return cut(start, low, high, common_low, common_high, BLOCK)
+    return phases_of(start, low, high, common_low, common_high, BLOCK)
 
 
 @triton.jit
@@ -160,7 +163,7 @@ def queries_of(
     first, last, shift, num_queries, window,
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, BLOCK: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
-    """Queries `[low, high)` that see some of the keys first..last, cut into tiles of BLOCK.
+    """The phases (see `phases_of`) of the queries that see some of the keys first..last.
 
     ALIGNED tiles start at positions that are multiples of BLOCK, perhaps before the first query.
     """
@@ -181,7 +184,7 @@ def queries_of(
     start = low
     if ALIGNED:
         start = (low + shift) // BLOCK * BLOCK - shift
-    return cut(start, low, high, common_low, common_high, BLOCK)
+    return phases_of(start, low, high, common_low, common_high, BLOCK)
 
 
 @triton.jit
