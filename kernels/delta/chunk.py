@@ -11,7 +11,8 @@ row lacks depends on the rows before it and on S,
     A_ij = β_i Σ_k e_ik k_jk exp(Σ_{j < t <= i} g_tk)                    (j < i, 0 elsewhere)
     U    = W_v - W_e S,    W_v = (I + A)⁻¹ diag(β) V,    W_e = (I + A)⁻¹ diag(β) (exp(P) ∘ E)
 
-and only the last step waits for S. W_v and W_e are `w_v` and `w_e` below, for all chunks at once.
+and only the last step waits for S. W_v and W_e are `w_v` and `w_e` below, for all chunks at once;
+U is `written`.
 
 Backwards, dU is that of the linear recurrence within the chunk and through the state after it, and
 the gradient of the state before the chunk gets `-W_eᵀ dU` besides. With `X = diag(β)(exp(P) ∘ E)`,
@@ -409,8 +410,10 @@ class _Rule:
         return self.g is not None and self.g.dim() == 4
 
     def rows(self, scale: float, *, reads_only: bool = False) -> tuple[Rows, Tensor, Tensor | None]:
-        """The rows of the linear recurrence, the readers, and with gates per channel, which have
-        decayed the readers by then, their overlaps; see `decay_within`."""
+        """Return the rows of the linear recurrence, the readers and, with gates per channel, the
+        overlaps of readers with keys; else None. Gates per channel have decayed the readers, see
+        `decay_within`.
+        """
         if self.by_channel:
             rows, e, overlaps = decay_within(
                 self.q, self.k, self.g, self.chunks,
@@ -420,7 +423,11 @@ class _Rule:
         return Rows(self.q, self.k, self.g, scale, self.chunks, self.k.dtype), self.e, None
 
     def solved(self, e: Tensor, overlaps: Tensor | None, *, saves: bool = True) -> Saved:
-        """The systems of what `rows` returns; without the inverse unless something `saves` it."""
+        """Solve the systems of the readers and overlaps that `rows` returns.
+
+        Args:
+            saves: return the inverses, too.
+        """
         dtype = workspace_dtype(self.k.dtype)
         w_e, w_v = torch.empty_like(self.e, dtype=dtype), torch.empty_like(self.v, dtype=dtype)
         heads, length = self.k.shape[2], self.tile.tokens
@@ -445,8 +452,18 @@ class _Rule:
         keys_dtype: torch.dtype,
         values_dtype: torch.dtype,
     ) -> tuple[Tensor | None, ...]:
-        """de (float32), the gradient of the overlaps, dk, dv, dg, dbeta; None where there is no
-        such input, or it is another, or `_prepare_backward` leaves it to another kernel."""
+        """The gradients that come through the systems, see `_prepare_backward`.
+
+        Args:
+            dk_part, dg_part: the gradients that come through the linear recurrence, which are
+                added; None with gates per channel.
+
+        Returns:
+            de (float32), doverlaps, dk, dv, dg, dbeta. With gates per channel dk and dg are None:
+            another kernel computes them from de and doverlaps. Without, doverlaps is None, and de
+            unless the readers are other rows than the keys. dg and dbeta are None without such an
+            input.
+        """
         de = doverlaps = dk = dg = None
         if self.by_channel:
             de, doverlaps = torch.empty_like(e), torch.empty_like(overlaps)
