@@ -6,7 +6,7 @@ python -m properties.verdict.calibrate --runs 160
 import argparse
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -154,9 +154,16 @@ def plants_of(kernel: str) -> tuple[str, ...]:
     return tuple(plant for plant in PLANTS if plant != "window")
 
 
-def caught(comparisons: list[Comparison]) -> tuple[bool, bool]:
+class Caught(NamedTuple):
     """Whether an element exceeds its budget, and whether anything at all is reported."""
-    return any(bool(c.wrong.any()) for c in comparisons), any(not c.passed for c in comparisons)
+
+    by_element: bool
+    at_all: bool
+
+
+def caught(comparisons: list[Comparison]) -> Caught:
+    by_element = any(bool(c.wrong.any()) for c in comparisons)
+    return Caught(by_element, any(not c.passed for c in comparisons))
 
 
 def main(show: Callable[[str], None] = print) -> None:
@@ -177,7 +184,7 @@ def main(show: Callable[[str], None] = print) -> None:
             alarms = 0
             for trial in trials(kernel, precision, chosen.runs):
                 found = trial.comparisons()
-                alarms += caught(found)[1]
+                alarms += caught(found).at_all
                 losses += [c.loss for c in found]
                 for c in found:
                     worst[c.name] = max(worst.get(c.name, 0.0), c.ratio)
@@ -191,8 +198,10 @@ def main(show: Callable[[str], None] = print) -> None:
                     caught(replace(t, plant=plant).comparisons())
                     for t in trials(kernel, precision, chosen.runs)
                 ]
-                element, either = (sum(o) / len(outcomes) for o in zip(*outcomes, strict=True))
-                show(f"{'':21} {plant:20} caught {either:.0%}, by a single element {element:.0%}")
+                by_element, at_all = (sum(o) / len(outcomes) for o in zip(*outcomes, strict=True))
+                show(
+                    f"{'':21} {plant:20} caught {at_all:.0%}, by a single element {by_element:.0%}"
+                )
 
 
 if __name__ == "__main__":
