@@ -44,6 +44,8 @@ class Turn:
     Attributes:
         found: the buckets of this turn. Hypothesis does not see failures of other buckets.
         until: when shrinking ends.
+        thread: the one that draws, in which `end_drawing` raises.
+        endless: why it did; empty if it did not.
     """
 
     def __init__(self, night: Night, worker: Judge, job: Job, lap: int) -> None:
@@ -60,6 +62,7 @@ class Turn:
         return self.until < float("inf")
 
     def play(self) -> None:
+        """Try kept cases in the first lap, draw others, and tell the night of each bug found."""
         self.asker.idle = Clock.started(os.getpid())
         with self.night.lock:
             self.night.held.append(self.found)
@@ -110,6 +113,7 @@ class Turn:
         raise_in(ctypes.c_ulong(self.thread), ctypes.py_object(Endless))
 
     def _broken(self, error: str) -> None:
+        """Note an error that ended the turn."""
         with self.night.lock:
             self.log.errors[error] += 1
             self.log.tallies[self.job].broken = not self.worker.stopped
@@ -160,6 +164,11 @@ class Turn:
                 raise type_of(failure.fingerprint, bucket.needs)
 
     def _judge(self, case: Case) -> tuple[Failure, Bucket] | tuple[None, None]:
+        """Judge a case and log it; return its failure and the bucket of that, if it fails.
+
+        Raises:
+            Enough: the time to shrink is over, or the job rests.
+        """
         if monotonic() > self.until or self.night.rests(self.job):
             raise Enough
         started = monotonic()

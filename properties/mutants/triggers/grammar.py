@@ -162,7 +162,7 @@ def pairs(op: Op, every: list[Atom]) -> "np.ndarray[Any, Any]":
         if a.about == b.about or a.alone or b.alone or not _in_one_place(a, b):
             continue
         if _agree(a, b):
-            wanted[i, j] = -1 if _dear(op, a, b) else 1
+            wanted[i, j] = -1 if _costly(op, a, b) else 1
     return wanted
 
 
@@ -185,7 +185,7 @@ def _meet(x: Allowed, y: Allowed) -> bool:
     return any(value in other for value in one.values)
 
 
-def _dear(op: Op, *both: Atom) -> bool:
+def _costly(op: Op, *both: Atom) -> bool:
     """Whether the smallest case with both costs more than any drawn case."""
     every = [*(a.dims for a in op.arguments), *(o.dims for o in op.outputs)]
     letters = {letter for dims in every for letter in dims.split()} | set(op.dims)

@@ -36,9 +36,11 @@ class OpReach:
     """The measured reach of an op.
 
     Args:
-        ci: the predicates that the profile reaches, as in `Reach.reached`.
-        reach: those that the nights reach as well.
+        reach: the predicates that the profile `ci` and the nights reach.
+        ci: those that the profile reaches, as in `Reach.reached`.
         nights: how many were measured.
+        evaluations: how many the profile made.
+        seconds: processor time.
     """
 
     reach: Reach
@@ -59,6 +61,7 @@ class OpReach:
         return {name: int(mask.sum()) for name, mask in share.items()}
 
     def row(self) -> list[str]:
+        """The cells of the op in the table that is printed; see `_table`."""
         alone = np.eye(len(self.reach.atoms), dtype=bool) & self._every
         share, cells = self.share(), [self.reach.op.name]
         for among in (alone, self._every & ~alone):
@@ -181,7 +184,7 @@ def _table(reached: Mapping[str, OpReach]) -> Table:
         *("pairs", "held", "ci"),
         "ci %",
         "night %",
-        "dear",
+        "costly",
         "s",
     ]
     for name in names:

@@ -263,7 +263,7 @@ def _starts(rows: list[Tensor], device: torch.device) -> Tensor:
 
 
 def _named(rows: list[Tensor], run: Callable[..., Any], device: torch.device) -> Tensor:
-    """All rows of the pool, as the server counts them: in int32 before its kernels took sinks."""
+    """The rows of all sequences on end. Releases whose kernels take no sinks count in int32."""
     joined = _joined(rows, device)
     return joined if takes(run, "sinks") else joined.int()
 
