@@ -152,6 +152,11 @@ def answering(truth: Any, answer: Callable[..., Any]) -> Callable[..., Any]:
     return asked
 
 
+def stay(tensor: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+    """`Tensor.cuda`: CPU memory stands for the GPU's."""
+    return tensor
+
+
 def is_cuda(tensor: torch.Tensor) -> bool:
     """`Tensor.is_cuda`: CPU memory stands for the GPU's."""
     where = tensor.device.type
@@ -164,6 +169,7 @@ def answers() -> Iterator[tuple[Any, str, Any]]:
         truth = getattr(torch.cuda, name)
         yield torch.cuda, name, answer if isinstance(answer, type) else answering(truth, answer)
     yield torch.Tensor, "is_cuda", property(is_cuda)
+    yield torch.Tensor, "cuda", stay
     yield testing, "do_bench", timed
     yield testing, "do_bench_cudagraph", timed
     # Packages that count the active backends before they use Triton.

@@ -314,25 +314,44 @@ ALLOCATORS: tuple[tuple[Any, str], ...] = (
 )
 
 
+# Functions of torch that make tensors with contents.
+MAKERS = ("arange", "full", "full_like", "ones", "ones_like", "tensor", "zeros", "zeros_like")
+
+
 def allocators() -> Iterator[tuple[Any, str, Any]]:
-    """Replacements for the allocators of uninitialised tensors: (owner, name, function)."""
+    """Replacements for functions that make tensors: (owner, name, function)."""
     for owner, name in ALLOCATORS:
-        yield owner, name, filling(getattr(owner, name))
+        yield owner, name, placing(getattr(owner, name), fill_fresh)
+    for name in MAKERS:
+        yield torch, name, placing(getattr(torch, name), None)
 
 
 @cache
-def filling(original: Any) -> Any:
-    """An allocator followed by `fill_fresh`.
+def placing(original: Any, then: Callable[[Any], None] | None) -> Any:
+    """A function that makes a tensor on the CPU, whose memory stands for a GPU's.
 
     There is one for each: TorchScript knows operators by the addresses of their functions.
+
+    Args:
+        original: torch's.
+        then: what is done with the tensor.
     """
 
-    def allocate(*args: Any, **kwargs: Any) -> Any:
+    def make(*args: Any, **kwargs: Any) -> Any:
+        if "device" in kwargs and _is_a_gpu(kwargs["device"]):
+            kwargs["device"] = "cpu"
         tensor = original(*args, **kwargs)
-        fill_fresh(tensor)
+        if then is not None:
+            then(tensor)
         return tensor
 
-    allocate.__name__ = allocate.__qualname__ = original.__name__
-    allocate.__doc__ = original.__doc__
-    _register_builtin(allocate, f"aten::{original.__name__}")
-    return allocate
+    make.__name__ = make.__qualname__ = original.__name__
+    make.__doc__ = original.__doc__
+    _register_builtin(make, f"aten::{original.__name__}")
+    return make
+
+
+def _is_a_gpu(device: Any) -> bool:
+    if isinstance(device, str):
+        return device.partition(":")[0] == "cuda"
+    return isinstance(device, torch.device) and device.type == "cuda"

@@ -1214,6 +1214,13 @@ def test_packages_are_told_of_a_gpu_and_torch_is_not() -> None:
     assert not torch.cuda.is_available()
 
 
+def test_what_a_package_puts_on_the_gpu_is_here() -> None:
+    for device in ("cuda", "cuda:0", torch.device("cuda")):
+        out, one = torch.empty(N, device=device), torch.ones(1, device=device)
+        assert {out.device.type, one.device.type, one.cuda().device.type} == {"cpu"}
+        assert simulator.unwritten(out).all()  # type: ignore[union-attr]
+
+
 @pytest.mark.parametrize("option", ["waves_per_eu", "matrix_instr_nonkdim", "kpack"])
 def test_options_for_amd_change_no_result(option: str) -> None:
     out = torch.empty(3, N, dtype=torch.int32)
