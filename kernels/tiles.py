@@ -55,6 +55,8 @@ class Entry(Tile):
         max_states: `choose` takes it for at most so many states (of a head and sequence, 128 values
             each) that are carried through tokens; None for any number. With few states the time of
             a step counts, as each has much of the device.
+        section: tokens of the sections of a sequence, a multiple of `tokens`, if each has programs
+            of its own to carry a state; not for delta rules. None if sequences are whole.
         kernels: tiles of kernels that have one of their own, by the names that `TABLE` explains.
     """
 
@@ -63,6 +65,7 @@ class Entry(Tile):
     arch: int = 0
     arch_below: int = 1000
     max_states: int | None = None
+    section: int | None = None
     kernels: Mapping[str, Tile] = field(default_factory=dict, hash=False)
 
     def admits(self, dim: int, dtype: torch.dtype, arch: int) -> bool:
@@ -207,10 +210,12 @@ _GLA_ON_HOPPER = tuple(
         tokens=32,
         max_dim=dim,
         max_states=max_states,
+        section=max_states and 1024,
         **_BFLOAT16_ON_HOPPER,
         kernels={
             "within": Tile(tokens=32, keys=32, num_warps=1, num_stages=1),
             "states": states,
+            "sections": Tile(tokens=32, keys=64, features=128),
             "outputs": Tile(tokens=32, keys=64, features=64, num_warps=2),
             "gradients": _GRADIENTS_OF_CHANNELS,
             "unaligned": Tile(tokens=32, keys=32, features=32, num_stages=1),
@@ -256,6 +261,7 @@ _SIMPLE_GLA_ON_HOPPER = {
     "gradients": Tile(tokens=64, keys=64, features=64),
     "unaligned": _UNALIGNED,
 }
+_MANY_STATES_OF_SIMPLE_GLA = Tile(tokens=64, keys=128, features=64, num_stages=3)
 _SIMPLE_GLA_FUSED_CHUNK = Entry(
     tokens=32,
     keys=64,
@@ -447,10 +453,10 @@ TABLE: dict[tuple[str, str], tuple[Entry, ...]] = {
     # tokens: of a chunk; keys, features: sides of a tile along K and V (keys: see
     # `linear.tiles.blocks`). Products of 16 bits want a warp for 16 tokens, or warp groups, which
     # want wide sides (see `narrowest`): gates of channels leave none for those. Kernels: "states",
-    # "outputs", "gradients", with gates of channels also "within", of a delta rule also "system"
-    # and "system_backward", and "fused" where outputs are those of the kernel of the states;
-    # "unaligned", all of them where a head dim is no multiple of 16, which Triton loads element by
-    # element.
+    # "sections" instead where a sequence has several, "outputs", "gradients", with gates of
+    # channels also "within", of a delta rule also "system" and "system_backward", and "fused" where
+    # outputs are those of the kernel of the states; "unaligned", all of them where a head dim is no
+    # multiple of 16, which Triton loads element by element.
     ("linear_attn", "chunk"): (
         replace(
             _with(
@@ -458,10 +464,12 @@ TABLE: dict[tuple[str, str], tuple[Entry, ...]] = {
                 states=Tile(tokens=64, keys=64, features=64, num_stages=4),
             ),
             max_states=32,
+            section=4096,
         ),
         _LINEAR_ATTN_ON_HOPPER,
         Entry(tokens=32, keys=32, features=64, num_warps=2, dtypes=_HALVES),
         Entry(tokens=32, keys=32, features=32, num_stages=1),
+        Entry(tokens=16, keys=32, features=32, num_stages=1, section=32),
     ),
     ("linear_attn", "fused_chunk"): (
         Entry(
@@ -488,6 +496,7 @@ TABLE: dict[tuple[str, str], tuple[Entry, ...]] = {
             kernels={"gradients": Tile(tokens=32, keys=16, features=32, num_stages=1)},
         ),
         Entry(tokens=16, keys=32, features=32, num_stages=1),
+        Entry(tokens=16, keys=32, features=32, num_stages=1, section=32),
     ),
     # tokens: between two kept states in the backward pass; features: both sides of a tile of the
     # state.
@@ -535,16 +544,14 @@ TABLE: dict[tuple[str, str], tuple[Entry, ...]] = {
         Entry(
             tokens=64,
             max_states=64,
+            section=1024,
             **_BFLOAT16_ON_HOPPER,
-            kernels=_SIMPLE_GLA_ON_HOPPER,
+            kernels={**_SIMPLE_GLA_ON_HOPPER, "sections": _MANY_STATES_OF_SIMPLE_GLA},
         ),
         Entry(
             tokens=64,
             **_BFLOAT16_ON_HOPPER,
-            kernels={
-                **_SIMPLE_GLA_ON_HOPPER,
-                "states": Tile(tokens=64, keys=128, features=64, num_stages=3),
-            },
+            kernels={**_SIMPLE_GLA_ON_HOPPER, "states": _MANY_STATES_OF_SIMPLE_GLA},
         ),
         Entry(
             tokens=32,
@@ -555,6 +562,7 @@ TABLE: dict[tuple[str, str], tuple[Entry, ...]] = {
             kernels={"gradients": Tile(tokens=32, keys=32, features=32, num_stages=1)},
         ),
         Entry(tokens=32, keys=32, features=32, num_stages=1),
+        Entry(tokens=16, keys=32, features=32, num_stages=1, section=32),
     ),
     ("simple_gla", "fused_chunk"): (
         _NARROW_SIMPLE_GLA_ON_HOPPER,

@@ -32,7 +32,7 @@ from torch import Tensor
 
 from kernels.linear.channel_gates import Rows, rows_of, through_channel_gates, workspace_dtype
 from kernels.linear.tiles import blocks, keys_of_delta, tile_of
-from kernels.primitives.chunks import Chunks, cut, locate_chunk, locate_sequence
+from kernels.primitives.chunks import Chunks, cut, locate_chunk, locate_section, locate_sequence
 from kernels.primitives.decay import (
     chunk_span_transposed,
     decay_of_chunk,
@@ -50,20 +50,21 @@ from kernels.primitives.states import locate_tile, optional
 from kernels.tiles import Entry, cdiv
 
 
-@triton.jit(do_not_specialize=["tokens", "heads"])
+@triton.jit(do_not_specialize=["sequences", "tokens", "heads"])
 def _pass_states(
     x_ptr, y_ptr, g_ptr, passed_ptr, e_ptr, w_ptr, written_ptr,
-    initial_ptr, use_initial, states_ptr, final_ptr, store_final, cu_seqlens_ptr,
-    factor, tokens, heads, key_dim: tl.int32, value_dim: tl.int32,
+    initial_ptr, use_initial, states_ptr, final_ptr, store_final, kept_ptr, cu_seqlens_ptr,
+    factor, sequences, tokens, heads, key_dim: tl.int32, value_dim: tl.int32,
     C: tl.constexpr, PARTS: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, DTYPE: tl.constexpr,
     USE_G: tl.constexpr, USE_HEAD_G: tl.constexpr, DELTA: tl.constexpr,
-    REVERSE: tl.constexpr, PACKED: tl.constexpr,
+    SECTION: tl.constexpr, REVERSE: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    """A program carries one tile of the state of one head through one sequence.
+    """A program carries one tile of the state of one head through a section of a sequence.
 
-    It stores the state that each chunk starts from. Forwards x, y are k, v; in reverse they are
-    q, do, the states are gradients, and a chunk starts at its end. Gates per channel have decayed
-    x, and a chunk lets `passed` of each channel through.
+    It stores the state that each chunk starts from, or else `kept`: the factor that all its chunks
+    let through of each channel. Forwards x, y are k, v; in reverse they are q, do, the states are
+    gradients, and a chunk starts at its end. Gates per channel have decayed x, and a chunk lets
+    `passed` of each channel through.
 
     With a delta rule (see `kernels.delta.chunk`) a program holds all keys, as PARTS tiles: a
     product with all of them at once would take too many registers. Forwards y is u, and
@@ -71,11 +72,16 @@ def _pass_states(
     of that, the kernel adds to the part from within the chunk, and e is k.
     """
     key_tiles, value_tiles = tl.cdiv(key_dim, PARTS * BK), tl.cdiv(value_dim, BV)
-    key_tile, value_tile, head, sequence = locate_tile(heads, key_tiles, value_tiles)
+    key_tile, value_tile, head, section = locate_tile(heads, key_tiles, value_tiles)
     values = value_tile * BV + tl.arange(0, BV)
     keys = tl.arange(0, BK)
     first_key = key_tile * PARTS * BK
-    first, length, first_chunk = locate_sequence(sequence, cu_seqlens_ptr, tokens, C, PACKED)
+    first, length, first_chunk = locate_section(
+        section, cu_seqlens_ptr, sequences, tokens, C, SECTION, PACKED
+    )
+    # An empty section has no state to start from. A whole sequence without tokens has one.
+    if SECTION != 0 and length <= 0:
+        return
     rows = tl.arange(0, C)
     x_ptr += (first * heads + head) * key_dim + first_key
     if USE_G:
@@ -88,7 +94,10 @@ def _pass_states(
         w_ptr += (first * heads + head) * key_dim
         written_ptr += (first * heads + head) * value_dim
     states_ptr += ((first_chunk * heads + head) * key_dim + first_key) * value_dim
-    state = ((sequence.to(tl.int64) * heads + head) * key_dim + first_key) * value_dim
+    state = ((section.to(tl.int64) * heads + head) * key_dim + first_key) * value_dim
+    if kept_ptr is not None:
+        kept_ptr += (section.to(tl.int64) * heads + head) * key_dim + first_key
+        kept = tl.full([BK, 1], 1.0, tl.float32)
     # A tile differs from the next in where it begins, and in nothing that takes registers.
     key_stride = heads * key_dim
     part_size = BK * value_dim
@@ -114,11 +123,12 @@ def _pass_states(
         x_rows = x_ptr + start * key_stride
         if USE_HEAD_G:
             g = load_head_gates(g_ptr + start * heads, rows, heads, left)
-        for part in tl.static_range(PARTS):
-            store_rows(
-                states_ptr + chunk * key_stride * value_dim + part * part_size,
-                S[part], keys, values, value_dim, key_dim - part * BK, value_dim,
-            )  # fmt: skip
+        if kept_ptr is None:
+            for part in tl.static_range(PARTS):
+                store_rows(
+                    states_ptr + chunk * key_stride * value_dim + part * part_size,
+                    S[part], keys, values, value_dim, key_dim - part * BK, value_dim,
+                )  # fmt: skip
         if DELTA:
             e_rows = e_ptr + start * key_stride
             w_rows = w_ptr + start * key_stride
@@ -155,6 +165,8 @@ def _pass_states(
                 channels = passed_ptr + chunk * key_stride + skip
                 passed = load_rows(channels, keys, tl.arange(0, 1), 1, key_dim - skip, 1)
             if USE_G or USE_HEAD_G:
+                if kept_ptr is not None:
+                    kept *= passed
                 s *= passed
                 s = product(tl.trans(x), y, DTYPE, FINE_A=True, FINE_B=USE_G or DELTA, acc=s)
             else:
@@ -169,6 +181,36 @@ def _pass_states(
             final_ptr + state + part * part_size,
             S[part], keys, values, value_dim, final_rows - part * BK, value_dim,
         )  # fmt: skip
+    if kept_ptr is not None:
+        store_rows(
+            kept_ptr, kept, keys, tl.arange(0, 1), 1, key_dim, tl.where(value_tile == 0, 1, 0)
+        )
+
+
+@triton.jit(do_not_specialize=["tokens"])
+def _link_sections(
+    added_ptr, kept_ptr, initial_ptr, use_initial, starts_ptr, final_ptr, store_final,
+    cu_seqlens_ptr, tokens, size, value_dim,
+    BLOCK: tl.constexpr, SECTION: tl.constexpr, REVERSE: tl.constexpr, PACKED: tl.constexpr,
+):  # fmt: skip
+    """A program carries BLOCK of the `size` numbers of a sequence's states from section to section.
+
+    It stores the state that each section starts from, and the final one.
+    """
+    blocks = tl.cdiv(size, BLOCK)
+    sequence = (tl.program_id(0) // blocks).to(tl.int64)
+    cells = (tl.program_id(0) % blocks).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = cells < size
+    _, length, first = locate_sequence(sequence, cu_seqlens_ptr, tokens, SECTION, PACKED)
+    S = tl.load(initial_ptr + sequence * size + cells, mask=inside & use_initial, other=0.0)
+    sections = tl.cdiv(length, SECTION)
+    for step in range(sections):
+        section = first + (sections - 1 - step if REVERSE else step)
+        state = section * size + cells
+        tl.store(starts_ptr + state, S, mask=inside)
+        kept = tl.load(kept_ptr + state // value_dim, mask=inside, other=0.0)
+        S = S * kept + tl.load(added_ptr + state, mask=inside, other=0.0)
+    tl.store(final_ptr + sequence * size + cells, S, mask=inside & store_final)
 
 
 @triton.jit(do_not_specialize=["sequences", "tokens", "heads"])
@@ -450,6 +492,10 @@ def pass_states(
 
     Forwards y is v. In reverse it is do, states are gradients, and a chunk starts at its end.
 
+    A state is linear in the one before it. Where the tile has sections, what each of them adds to
+    a state, and keeps of it, is computed side by side; then the states that they start from; and
+    then those of the chunks, side by side again.
+
     Args:
         delta: w and `written` of a delta rule, see `_pass_states`.
     """
@@ -460,7 +506,10 @@ def pass_states(
     states = x.new_empty(chunks.count, heads, key_dim, value_dim, dtype=dtype)
     shape = chunks.sequences, heads, key_dim, value_dim
     last = x.new_empty(shape, dtype=torch.float32) if final else None
-    own = tile_of("states", tile, key_dim, value_dim)
+    tokens = x.shape[1]
+    # Two sections would take two walks of half the length.
+    section = tile.section if tile.section is not None and tokens > 2 * tile.section else 0
+    own = tile_of("sections" if section else "states", tile, key_dim, value_dim)
     BK, BV = blocks(key_dim, value_dim, own, rows.dtype)
     parts, e, w, written = 1, None, None, None
     if delta is not None:
@@ -468,15 +517,35 @@ def pass_states(
         parts = cdiv(key_dim, BK)
         w, written = delta
         e = rows.k if reverse else w
-    grid = chunks.sequences * heads * cdiv(key_dim, parts * BK) * cdiv(value_dim, BV)
-    _pass_states[(grid,)](
-        x, y, rows.g, rows.passed, e, w, written,
-        *optional(initial, x), states, *optional(last, x), chunks.cu_seqlens,
-        factor, x.shape[1], heads, key_dim, value_dim,
-        C=tile.tokens, PARTS=parts, BK=BK, BV=BV,
-        **rows.flags(), DELTA=delta is not None, REVERSE=reverse,
-        num_warps=own.num_warps, num_stages=own.num_stages,
-    )  # fmt: skip
+    sections = chunks.sequences
+    if section:
+        sections = cut(x.shape[0], tokens, chunks.cu_seqlens, section).count
+    grid = sections * heads * cdiv(key_dim, parts * BK) * cdiv(value_dim, BV)
+
+    def carry(initial: Tensor | None, final: Tensor | None, kept: Tensor | None = None) -> None:
+        _pass_states[(grid,)](
+            x, y, rows.g, rows.passed, e, w, written,
+            *optional(initial, x), states, *optional(final, x), kept, chunks.cu_seqlens,
+            factor, chunks.sequences, tokens, heads, key_dim, value_dim,
+            C=tile.tokens, PARTS=parts, BK=BK, BV=BV,
+            **rows.flags(), DELTA=delta is not None, SECTION=section, REVERSE=reverse,
+            num_warps=own.num_warps, num_stages=own.num_stages,
+        )  # fmt: skip
+
+    if not section:
+        carry(initial, last)
+    else:
+        size = heads * key_dim * value_dim
+        added = x.new_empty(sections, size, dtype=torch.float32)
+        starts = torch.empty_like(added)
+        kept = x.new_empty(sections, heads * key_dim, dtype=torch.float32)
+        carry(None, added, kept)
+        _link_sections[(chunks.sequences * cdiv(size, 1024),)](
+            added, kept, *optional(initial, x), starts, *optional(last, x),
+            chunks.cu_seqlens, tokens, size, value_dim,
+            BLOCK=1024, SECTION=section, REVERSE=reverse, PACKED=chunks.cu_seqlens is not None,
+        )  # fmt: skip
+        carry(starts, None)
     return states, last
 
 

@@ -98,3 +98,18 @@ def locate_chunk(chunk, cu_seqlens_ptr, sequences, tokens, C, PACKED: tl.constex
         first = sequence * tokens + before
         left = tokens - before
     return first, left, sequence, before
+
+
+@triton.jit
+def locate_section(
+    section, cu_seqlens_ptr, sequences, tokens, C, SECTION: tl.constexpr, PACKED: tl.constexpr
+):  # fmt: skip
+    """The first row (int64), the length, and the first chunk (int64) of a section of SECTION
+    tokens, which are numbered like chunks; of a sequence where SECTION is 0."""
+    if SECTION == 0:
+        return locate_sequence(section, cu_seqlens_ptr, tokens, C, PACKED)
+    first, left, sequence, before = locate_chunk(
+        section, cu_seqlens_ptr, sequences, tokens, SECTION, PACKED
+    )
+    _, _, first_chunk = locate_sequence(sequence, cu_seqlens_ptr, tokens, C, PACKED)
+    return first, tl.minimum(left, SECTION), first_chunk + before // C

@@ -1,4 +1,4 @@
-"""Adapters narrow what is drawn and say so, and nothing that a target does hides a wrong result."""
+"""Adapters narrow what is drawn and say so; ledgers tell known failures from new ones."""
 
 import os
 import re
@@ -6,9 +6,11 @@ import signal
 import subprocess
 import sys
 import warnings
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
+from importlib.machinery import PathFinder
 from pathlib import Path
 from time import sleep
 from typing import Any
@@ -37,16 +39,21 @@ from properties.catalogue.op import Argument, Role
 from properties.device import keeping_python, keeping_state
 from properties.jobs import Job, Selection, drawn, hypothesis_test, judge
 from properties.laws import LAWS, Subject, Violation, expect
+from properties.laws.mistakes import Mistake, in_turn, mistakes
 from properties.session import TIMES_ITS_SHARE
+from properties.simulator import SimulationError
+from properties.simulator.errors import Location
 from properties.suite import limit, test_laws
 from properties.targets import NAMES, Adapter, Implementation, Target, bounds, load
 from properties.targets.fla import library
 from properties.targets.fla.mode import neutral
-from properties.targets.ledger import Raised, symptom
+from properties.targets.ledger import KnownFailure, Ledger, Raised, Wrong, read, symptom
 from properties.verdict.oracle import oracle_results
 
 CPU = torch.device("cpu")
 ATTENTION = OPS["attention"]
+ROOT = Path(__file__).parents[2]
+README = ROOT / "properties" / "targets" / "README.md"
 
 
 def causal_only(
@@ -61,7 +68,6 @@ def always_causal(case: Case) -> Case:
 
 
 def some() -> Adapter:
-    """The adapter, of one mode named "some"."""
     one = Implementation(
         causal_only,
         dtypes=("float32",),
@@ -72,28 +78,6 @@ def some() -> Adapter:
     adapter = Adapter({"attention": {"some": one}})
     adapter.name = "mine"
     return adapter
-
-
-SQUARE = Case.of(
-    "attention",
-    "some",
-    {"B": 1, "G": 1, "R": 1, "K": 3, "V": 2},
-    (5,),
-    options={"scale": 0.0, "causal": True},
-)
-
-
-PLAIN = Case.of(
-    "attention",
-    "parallel",
-    {"B": 1, "G": 1, "R": 1, "K": 3, "V": 3},
-    (5,),
-    options={"scale": None, "causal": True, "window": 4, "softcap": None, "return_lse": False},
-)
-
-
-ROOT = Path(__file__).parents[2]
-README = ROOT / "properties" / "targets" / "README.md"
 
 
 def test_only_what_the_signature_names_is_drawn() -> None:
@@ -990,6 +974,335 @@ def test_a_call_with_an_argument_that_the_target_lacks_is_rejected() -> None:
         function(q=x, k=x, v=x, mode="chunk", tile=None)
 
 
+SQUARE = Case.of(
+    "attention",
+    "some",
+    {"B": 1, "G": 1, "R": 1, "K": 3, "V": 2},
+    (5,),
+    options={"scale": 0.0, "causal": True},
+)
+
+
+class Buggy(Target):
+    """Returns half the output if the scale is 0 or 2; more may be wrong too."""
+
+    name = "buggy"
+
+    def __init__(self, more: Callable[[Tensor, Tensor], Tensor] = lambda o, q: o) -> None:
+        self.more = more
+
+    def function(self, op: Op) -> Any:
+        def wrong(*, mode: str, tile: int | None, **given: Any) -> Tensor:
+            o = causal_only(**given)
+            o = o / 2 if given["scale"] in (0.0, 2.0) else o
+            return self.more(o, given["q"])
+
+        return wrong
+
+    def declaration(self, op: Op, mode: str) -> Op:
+        return some().declaration(op, mode)
+
+
+def scale_is_zero(given: Mapping[str, Any]) -> bool:
+    return bool(given["scale"] == 0)
+
+
+RELEASE = f"torch {torch.__version__.partition('+')[0]}"
+
+
+class Library(Target):
+    """Another library's attention, with its own exceptions."""
+
+    name = "library"
+    documented_errors = False
+
+    def __init__(self, accepts: Callable[[Mapping[str, Any]], Any]) -> None:
+        self.accepts = accepts
+
+    def function(self, op: Op) -> Any:
+        def attention(*, mode: str, tile: int | None, **given: Any) -> Any:
+            if mode != "parallel" or tile is not None:
+                raise LookupError("neither such a mode nor tiles")
+            accepted = self.accepts(given)
+            if accepted is not None:
+                return accepted
+            try:
+                return reference.attention(**given)
+            except (ValueError, TypeError) as error:
+                raise RuntimeError("an error of the library") from error
+
+        return attention
+
+
+def zeros(given: Mapping[str, Any]) -> tuple[Tensor, None]:
+    return torch.zeros_like(given["v"]), None
+
+
+def is_tensor(value: Any) -> bool:
+    return isinstance(value, Tensor)
+
+
+def nothing(given: Mapping[str, Any]) -> None:
+    """The library accepts no bad argument."""
+
+
+def other_numbers(given: Mapping[str, Any]) -> Any:
+    """Windows and scales of other numeric types are accepted as numbers."""
+    read = {
+        name: given[name].item()
+        for name in ("scale", "window")
+        if hasattr(given.get(name), "item") and not isinstance(given[name], numpy.float64)
+    }
+    if isinstance(given.get("window"), float) and given["window"].is_integer():
+        read["window"] = int(given["window"])
+    return reference.attention(**{**given, **read}) if read else None
+
+
+def nan_of_nan(given: Mapping[str, Any]) -> Any:
+    scale = given.get("scale")
+    if isinstance(scale, float) and scale != scale:
+        return torch.full_like(given["v"], torch.nan), None
+    return None
+
+
+def values_in_16_bits(given: Mapping[str, Any]) -> Any:
+    """The outputs are float32, as the queries are, beside values in 16 bits."""
+    v = given["v"]
+    if not is_tensor(v) or v.dtype != torch.bfloat16:
+        return None
+    return reference.attention(**{**given, "v": v.float()})
+
+
+def zeros_of_nan(given: Mapping[str, Any]) -> Any:
+    scale = given.get("scale")
+    return zeros(given) if isinstance(scale, float) and scale != scale else None
+
+
+def window_of_no_keys(given: Mapping[str, Any]) -> Any:
+    return zeros(given) if given.get("window") == 0 else None
+
+
+def half_of_other_numbers(given: Mapping[str, Any]) -> Any:
+    read = other_numbers(given)
+    return None if read is None else (read[0] / 2, read[1])
+
+
+def keys_for_no_values(given: Mapping[str, Any]) -> Any:
+    return reference.attention(**{**given, "v": given["k"]}) if given["v"] is None else None
+
+
+def rows_of_integers(given: Mapping[str, Any]) -> Any:
+    q = given["q"]
+    if not is_tensor(q) or q.is_floating_point():
+        return None
+    o, lse = reference.attention(**{**given, "q": q.float()})
+    return o.int(), lse
+
+
+def leaves_its_tensors(given: Mapping[str, Any]) -> Any:
+    if is_tensor(given["v"]) and given["v"].dim() == 4 and given["v"].shape[1] == 6:
+        raise SimulationError("attention_kernel", Location(), "rows that are not there")
+    return None
+
+
+PLAIN = Case.of(
+    "attention",
+    "parallel",
+    {"B": 1, "G": 1, "R": 1, "K": 3, "V": 3},
+    (5,),
+    options={"scale": None, "causal": True, "window": 4, "softcap": None, "return_lse": False},
+)
+
+
+@pytest.mark.parametrize("accepts", [nothing, other_numbers, nan_of_nan, values_in_16_bits])
+def test_a_library_may_raise_anything_or_be_right(accepts: Any) -> None:
+    assert LAWS["rejection"](ATTENTION, PLAIN, Subject(Library(accepts), CPU)) == 0
+
+
+@pytest.mark.parametrize(
+    ("accepts", "mistake"),
+    [
+        (window_of_no_keys, "window=0"),
+        (zeros_of_nan, "scale=nan"),
+        (half_of_other_numbers, r"(window|scale)=\S+"),
+        (rows_of_integers, "q of integers"),
+        (keys_for_no_values, "v=None"),
+        (leaves_its_tensors, "v with S larger by one"),
+    ],
+)
+def test_a_library_may_not_be_wrong_without_a_word(accepts: Any, mistake: str) -> None:
+    with pytest.raises(Violation) as info:
+        LAWS["rejection"](ATTENTION, PLAIN, Subject(Library(accepts), CPU))
+    assert re.match(f"rejection does not hold: {mistake} was not refused, and", str(info.value))
+
+
+def test_none_is_no_mistake_where_a_library_gives_it_a_meaning() -> None:
+    def attention(q: Tensor, k: Tensor, v: Tensor | None = None) -> Tensor:
+        return reference.attention(q, k, k if v is None else v)[0]
+
+    case = replace(PLAIN, mode="some", options={})
+    subject = Subject(Adapter({"attention": {"some": attention}}), CPU)
+    assert judge("rejection", case, subject) == 0
+
+
+@pytest.mark.parametrize("law", ["splitting", "rejection", "merging"])
+def test_a_target_may_return_none_for_a_result_that_it_lacks(law: str) -> None:
+    def attention(
+        q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, return_lse: bool = False
+    ) -> Any:
+        return (*reference.attention(q, k, v, causal=causal, return_lse=return_lse), None)
+
+    target = Adapter({"attention": {"some": attention}})
+    case = replace(PLAIN, mode="some", options={"causal": True, "return_lse": False})
+    assert judge(law, case, Subject(target, CPU)) is not None
+
+
+def test_another_mistake_moves_none_of_the_others() -> None:
+    each = [*mistakes(ATTENTION, PLAIN, Subject(some(), CPU).inputs(ATTENTION, PLAIN))]
+    more = in_turn([Mistake("one more", {}, ()), *each], PLAIN)
+    after = [one.what for one in more if one.what != "one more"]
+    assert after == [one.what for one in in_turn(each, PLAIN)]
+
+
+def test_a_mistake_that_is_never_refused_hides_no_other() -> None:
+    def careless(given: Mapping[str, Any]) -> Any:
+        return window_of_no_keys(given) or zeros_of_nan(given)
+
+    told = set()
+    for number in range(0, 64, 8):
+        with pytest.raises(Violation) as info:
+            LAWS["rejection"](
+                ATTENTION, replace(PLAIN, seed=number), Subject(Library(careless), CPU)
+            )
+        told.add(str(info.value).split()[4])
+    assert told == {"window=0", "scale=nan"}
+
+
+def test_a_mistake_beside_others_is_told_as_often() -> None:
+    """A pack in a batch follows bad boundaries, which many libraries take."""
+    packed = replace(PLAIN, packed=True, lengths=(3, 2))
+    each = [*mistakes(ATTENTION, packed, Subject(some(), CPU).inputs(ATTENTION, packed))]
+    groups = {one.group for one in each}
+    runs = 20 * len(groups)
+    first = Counter(in_turn(each, replace(packed, seed=n))[0].group for n in range(runs))
+    assert groups == set(first)
+    assert max(first.values()) < 5 * runs / len(groups)
+
+
+def test_rejection_skips_a_library_that_is_wrong_without_a_mistake() -> None:
+    wrong = Library(lambda given: zeros(given) if is_tensor(given["v"]) else None)
+    assert LAWS["rejection"](ATTENTION, PLAIN, Subject(wrong, CPU)) == 0
+
+
+def test_rejection_skips_a_number_that_is_wrong_in_a_legal_type_as_well() -> None:
+    """A mistake may make logits larger than those of the case, and a library rounds them."""
+
+    def wrong_from_a_half_on(given: Mapping[str, Any]) -> Any:
+        scale = given.get("scale")
+        number = isinstance(scale, (int, float, numpy.number)) and 0.5 <= scale < torch.inf
+        return zeros(given) if number else None
+
+    assert LAWS["rejection"](ATTENTION, PLAIN, Subject(Library(wrong_from_a_half_on), CPU)) == 0
+
+
+KNOWN = KnownFailure(
+    name="half_at_scale_0",
+    law="differential",
+    releases=("torch 1.0.0", RELEASE),
+    cases=(SQUARE,),
+    modes=("some",),
+    shows=scale_is_zero,
+    symptoms=(Wrong(("o", "dv"), most=2.0**23),),
+    expected="1",
+    got="0.5",
+    cause="planted",
+)
+
+
+def broken(subject: Subject, scale: float = 0.0) -> Exception | None:
+    """The exception from the differential law for the square case, unless excused."""
+    subject.ledger.start()
+    case = replace(SQUARE, options={"scale": scale, "causal": True})
+    op = subject.target.declaration(ATTENTION, "some")
+    try:
+        LAWS["differential"](op, case, subject)
+    except Exception as error:
+        return error
+    return None
+
+
+def test_a_known_failure_is_excused_and_counted_and_no_other() -> None:
+    subject = Subject(Buggy(), CPU, Ledger([KNOWN]))
+    assert broken(subject) is None
+    assert subject.ledger.excused == {"half_at_scale_0": 1}
+    assert "o differs from the oracle" in str(broken(subject, scale=2.0))
+    assert subject.ledger.excused == {"half_at_scale_0": 1}
+
+
+def with_nan(o: Tensor, q: Tensor) -> Tensor:
+    return o + torch.where(torch.arange(o.numel()).view(o.shape) == 0, torch.nan, 0.0)
+
+
+def with_a_gradient_of_q(o: Tensor, q: Tensor) -> Tensor:
+    """`o`, with a gradient of q that is off by ones."""
+    return o + (q - q.detach()).sum()
+
+
+def a_thousand_times(o: Tensor, q: Tensor) -> Tensor:
+    return 1000 * o
+
+
+@pytest.mark.parametrize(
+    ("more", "reported"),
+    [
+        (with_nan, "o differs from the oracle\n\n  NaN where a number is expected"),
+        (with_a_gradient_of_q, "dq differs from the oracle"),
+        (a_thousand_times, "o differs from the oracle\n\n  the error exceeds its budget"),
+    ],
+)
+def test_another_symptom_of_the_same_call_is_reported(more: Any, reported: str) -> None:
+    error = broken(Subject(Buggy(more), CPU, Ledger([KNOWN])))
+    assert isinstance(error, Violation)
+    assert reported in str(error)
+
+
+def test_how_large_an_error_may_be_follows_from_the_call() -> None:
+    small = replace(KNOWN, symptoms=(Wrong(most=lambda given: 2.0 ** given["q"].shape[1]),))
+    assert broken(Subject(Buggy(), CPU, Ledger([small]))) is not None
+    large = replace(KNOWN, symptoms=(Wrong(most=lambda given: 2.0 ** (5 * given["q"].shape[1])),))
+    assert broken(Subject(Buggy(), CPU, Ledger([large]))) is None
+
+
+def test_an_exception_is_excused_by_its_type_and_message() -> None:
+    def refusing(o: Tensor, q: Tensor) -> Tensor:
+        raise IndexError(f"no row {len(o)}")
+
+    for kind, message, excused in (
+        ("IndexError", "no row", True),
+        ("IndexError", "no column", False),
+        ("IndexError", "", False),
+        ("KeyError", "no row", False),
+    ):
+        ledger = Ledger([replace(KNOWN, symptoms=(Raised(kind, message),))])
+        error = broken(Subject(Buggy(refusing), CPU, ledger))
+        assert isinstance(error, IndexError)
+        assert ledger.excuses(error) is excused
+
+
+def test_an_entry_is_about_releases() -> None:
+    assert KNOWN.installed
+    assert not replace(KNOWN, releases=("torch 1.0.0", "no_such_package 1.0")).installed
+
+
+def test_an_entry_is_not_about_a_release_that_another_one_shadows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _package(tmp_path / "torch", "")
+    in_front = PathFinder.find_spec("torch", [str(tmp_path)])
+    monkeypatch.setattr("properties.targets.ledger.find_spec", lambda name: in_front)
+    assert not KNOWN.installed
+
+
 def test_ops_of_fla_are_found_where_its_models_cannot_be_imported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -1036,6 +1349,22 @@ def test_an_op_that_a_release_of_fla_lacks_is_told(source: str, told: str, tmp_p
 def _package(folder: Path, source: str) -> None:
     folder.mkdir()
     (folder / "__init__.py").write_text(source)
+
+
+def test_a_ledger_is_read_from_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.py"
+    path.write_text(
+        "from dataclasses import replace\n"
+        "from properties.selftest.test_targets import KNOWN\n"
+        "LEDGER = (KNOWN, replace(KNOWN, name='old', releases=('torch 1.0.0',)))\n"
+    )
+    assert [entry.name for entry in read(str(path), "mine", "cpu").entries] == [KNOWN.name]
+    assert len(read(str(path), "mine", None).entries) == 2
+    assert read(str(path), "mine", "cuda").entries == ()
+    assert read("none", "torch", "cpu").entries == ()
+    assert read("auto", "mine:target", "cpu").entries == ()
+    with pytest.raises(ValueError, match="ledger: 'no/such/file', expected a file"):
+        read("no/such/file", "mine", "cpu")
 
 
 @pytest.mark.ops("attention")
@@ -1089,3 +1418,99 @@ def test_what_fla_is_given_for_a_tensor_left_out_changes_nothing(
     function = partial(getattr(reference, op.name), **inputs.tensors, **inputs.options)
     filled = function(**{argument.name: neutral(op, argument, inputs.tensors)})
     torch.testing.assert_close(filled, function())
+
+
+def packs_alone(op: Op, calls: list[int], *, one_sequence: bool = False) -> Adapter:
+    """The oracle of an op, which refuses a batch; or one that takes a pack for one sequence."""
+
+    def attention(
+        q: Tensor, k: Tensor, v: Tensor, *, cu_seqlens: Tensor, cu_seqlens_k: Tensor,
+        scale: float | None = None, causal: bool = False, g: Tensor | None = None,
+        return_lse: bool = False,
+    ) -> Any:  # fmt: skip
+        calls.append(len(cu_seqlens) - 1)
+        assert cu_seqlens[-1] == q.shape[1]
+        assert cu_seqlens_k[-1] == k.shape[1]
+        bounds = {"cu_seqlens": cu_seqlens, "cu_seqlens_k": cu_seqlens_k}
+        options = {"scale": scale, "causal": causal, "g": g, "return_lse": return_lse}
+        return op.oracle(q, k, v, **options, **({} if one_sequence else bounds))
+
+    def gla(
+        q: Tensor, k: Tensor, v: Tensor, g: Tensor | None = None, *, cu_seqlens: Tensor,
+        initial_state: Tensor | None = None, output_final_state: bool = False,
+    ) -> Any:  # fmt: skip
+        calls.append(len(cu_seqlens) - 1)
+        assert cu_seqlens[-1] == q.shape[1]
+        rest = {"initial_state": initial_state, "output_final_state": output_final_state}
+        return op.oracle(q, k, v, g, cu_seqlens=None if one_sequence else cu_seqlens, **rest)
+
+    some: dict[str, Any] = {"attention": attention, "gla": gla}
+    return Adapter({op.name: {"some": some[op.name]}})
+
+
+@pytest.mark.parametrize("name", ["attention", "gla"])
+@pytest.mark.parametrize("law", sorted(set(LAWS) - {"rejection"}))
+def test_a_kernel_that_takes_packs_alone_is_judged_by_every_law(name: str, law: str) -> None:
+    calls: list[int] = []
+    target = packs_alone(OPS[name], calls)
+    if law not in scope.laws(target, name, "some"):
+        pytest.skip(f"{name} has no such law")
+    op, subject = scope.declared(target, name, "some"), Subject(target, CPU, quick=True)
+
+    @seed(0)
+    @settings(max_examples=10, database=None, deadline=None, phases=[Phase.generate])
+    @given(cases(op, op.modes[0], "float32", target, longest=8, widest=4, extents=ORDINARY))
+    def look(case: Case) -> None:
+        judge(law, case, subject)
+
+    look()
+    assert max(calls) > 1
+
+
+@pytest.mark.parametrize("name", ["attention", "gla"])
+def test_rows_without_tokens_make_a_pack(name: str) -> None:
+    calls: list[int] = []
+    dims = dict.fromkeys(OPS[name].dims, 2)
+    drawn = Case.of(name, "some", dims, (0,), "float32")
+    judge("differential", drawn, Subject(packs_alone(OPS[name], calls), CPU, quick=True))
+    assert calls[0] == 2
+
+
+def test_a_row_that_reads_its_neighbour_in_the_pack_is_noticed() -> None:
+    target = packs_alone(OPS["attention"], [], one_sequence=True)
+    dims = {"B": 2, "G": 1, "R": 1, "K": 2, "V": 2}
+    drawn = Case.of("attention", "some", dims, (3,), "float32", options={"causal": True})
+    with pytest.raises(Violation, match="differential"):
+        judge("differential", drawn, Subject(target, CPU, quick=True))
+
+
+def test_a_kernel_that_takes_packs_alone_says_so_and_has_no_mask() -> None:
+    def with_mask(
+        q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, mask: Tensor | None = None
+    ) -> Any:
+        raise NotImplementedError
+
+    assert "a batch is the pack of its rows" in "".join(
+        scope.missing(packs_alone(ATTENTION, []), ops=["attention"])
+    )
+    told = r"parameter 'mask', expected none beside 'cu_seqlens' without a default"
+    with pytest.raises(ValueError, match=told):
+        Adapter({"attention": {"some": with_mask}})
+
+
+def test_tensors_of_different_batches_make_no_pack() -> None:
+    function: Any = packs_alone(ATTENTION, []).function(ATTENTION)
+    q, k = torch.ones(2, 3, 1, 4), torch.ones(1, 6, 1, 4)
+    with pytest.raises(ValueError, match=r"k: shape \(1, 6, 1, 4\), expected B=2"):
+        function(q=q, k=k, v=k, mode="some", tile=None)
+
+
+def test_a_result_too_many_of_a_pack_is_refused() -> None:
+    def attention(q: Tensor, k: Tensor, v: Tensor, *, cu_seqlens: Tensor) -> Any:
+        return (*reference.attention(q, k, v, cu_seqlens=cu_seqlens), q)
+
+    target = Adapter({"attention": {"some": attention}})
+    dims = {"B": 2, "G": 1, "R": 1, "K": 2, "V": 2}
+    drawn = Case.of("attention", "some", dims, (3,), "float32")
+    with pytest.raises(Violation, match="it returns 3 results, expected o alone"):
+        judge("differential", drawn, Subject(target, CPU, quick=True))

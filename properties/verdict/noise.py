@@ -1,9 +1,7 @@
 """Rounding as noise: a dispatch mode that perturbs every intermediate of an oracle."""
 
 import functools
-import math
 from collections import deque
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -45,7 +43,6 @@ _HUGE = 2.0**1000
 
 _POOL = 2**20 + 7
 _PIECE = 2**19
-_STARTS = 2**8
 
 # An outlier in standard deviations, the z of `budgets.rules`; and how many numbers are outliers:
 # few, since weights of a softmax that grow together grow less.
@@ -61,12 +58,6 @@ def _pool(outliers: bool) -> Tensor:
         return numbers
     chosen = torch.rand(_POOL, generator=generator) < _OUTLIERS
     return torch.where(chosen, numbers.sign() * _OUTLIER, numbers)
-
-
-def _starts(generator: torch.Generator) -> Iterator[int]:
-    """Random places of the pool, drawn many at once because a call takes as long as many."""
-    while True:
-        yield from torch.randint(_POOL - _PIECE, (_STARTS,), generator=generator).tolist()
 
 
 # A case has a few units, and float32 logits one for each number of terms.
@@ -120,7 +111,7 @@ class Rounding(TorchDispatchMode):
     ) -> None:
         super().__init__()
         self.precision = precision
-        self.starts = _starts(generator)
+        self.generator = generator
         self.float32_logits = float32_logits
         self.accumulator = bias * ACCUMULATOR
         self.unit = 2 * self.accumulator if float32_logits else precision.unit
@@ -278,8 +269,7 @@ class Rounding(TorchDispatchMode):
             return torch.view_as_complex(parts + size[..., None] * self._noise(parts.shape))
         noisy = torch.addcmul(y, size, self._noise(y.shape))
         # An infinity would become NaN. A finite sum is the quickest proof that there is none.
-        finite = math.isfinite(y.sum().item())
-        return noisy if finite else torch.where(y.isfinite(), noisy, y)
+        return noisy if y.sum().isfinite() else torch.where(y.isfinite(), noisy, y)
 
     def rounded(self, y: Tensor, unit: float) -> Tensor:
         """`y + xi · unit |y|` in one pass, without a check for infinities."""
@@ -288,11 +278,11 @@ class Rounding(TorchDispatchMode):
     def _noise(self, shape: torch.Size, pool: Tensor | None = None) -> Tensor:
         """A slice of the pool at a random start; several for a large result."""
         count = shape.numel()
-        pool = _pool(self.outliers) if pool is None else pool
-        if count < _PIECE:
-            return pool.narrow(0, next(self.starts), count).view(shape)
         sizes = [_PIECE] * (count // _PIECE) + [count % _PIECE]
-        return torch.cat([pool.narrow(0, next(self.starts), n) for n in sizes]).view(shape)
+        starts = torch.randint(_POOL - _PIECE, (len(sizes),), generator=self.generator)
+        pool = _pool(self.outliers) if pool is None else pool
+        pieces = [pool[i : i + n] for i, n in zip(starts.tolist(), sizes, strict=True)]
+        return (pieces[0] if len(pieces) == 1 else torch.cat(pieces)).view(shape)
 
 
 def _one_signed(

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from properties.verdict.compare import incoherent
 from properties.verdict.computation import Computation
@@ -116,14 +117,8 @@ class _Count(TorchDispatchMode):
     ) -> Any:
         result = func(*args, **(kwargs or {}))
         self.operations += 1
-        several = result if isinstance(result, tuple | list) else (result,)
-        self.numbers += sum(y.numel() for y in several if isinstance(y, Tensor))
+        self.numbers += sum(y.numel() for y in tree_leaves(result) if isinstance(y, Tensor))
         return result
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """As of `Rounding`."""
-        return False
 
 
 def _perturbed(
