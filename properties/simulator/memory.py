@@ -16,6 +16,7 @@ from weakref import ref
 import numpy as np
 import torch
 from torch.jit._builtins import _register_builtin
+from torch.utils._device import _device_constructors
 
 from .numerics import ELEMENTS, Array, Element
 
@@ -320,6 +321,8 @@ MAKERS = ("arange", "full", "full_like", "ones", "ones_like", "tensor", "zeros",
 
 def allocators() -> Iterator[tuple[Any, str, Any]]:
     """Replacements for functions that make tensors: (owner, name, function)."""
+    # torch collects once the functions that obey a default device: before they are replaced.
+    _device_constructors()
     for owner, name in ALLOCATORS:
         yield owner, name, placing(getattr(owner, name), fill_fresh)
     for name in MAKERS:

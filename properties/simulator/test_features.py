@@ -1221,6 +1221,12 @@ def test_what_a_package_puts_on_the_gpu_is_here() -> None:
         assert simulator.unwritten(out).all()  # type: ignore[union-attr]
 
 
+def test_a_default_device_holds_for_new_tensors() -> None:
+    with torch.device("meta"):
+        made = torch.empty(N), torch.ones(1), torch.tensor([1.0])
+    assert {x.device.type for x in made} == {"meta"}
+
+
 @pytest.mark.parametrize("option", ["waves_per_eu", "matrix_instr_nonkdim", "kpack"])
 def test_options_for_amd_change_no_result(option: str) -> None:
     out = torch.empty(3, N, dtype=torch.int32)
