@@ -6,11 +6,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from kernels.linear import chunk, fused_recurrent
-from kernels.linear.normalize import normalized
+from kernels.linear.normalize import divided_by_weights
 from kernels.recurrence import ReversibleOptions, recurrence
 
 
-@recurrence(chunk, fused_recurrent, around=normalized)
+@recurrence(chunk, fused_recurrent, around=divided_by_weights)
 def gla(
     q: Float[Tensor, "B T H K"],
     k: Float[Tensor, "B T H K"],

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 
-def normalized(
+def divided_by_weights(
     call: Callable[..., tuple[Tensor, Tensor]],
     *,
     v: Tensor,
@@ -15,9 +15,13 @@ def normalized(
     normalize: bool,
     **given: Any,
 ) -> tuple[Tensor, Tensor]:
-    """Give v a channel of ones that gv does not decay, and divide each row by what becomes of it.
+    """Call a recurrence and, to `normalize`, divide each row of o by the sum of its weights.
 
-    The scale cancels, unless it is 0.
+    The sum is one more channel of o, of values that are 1 and that gv does not decay. The scale
+    cancels, unless it is 0.
+
+    Returns:
+        `o [B, T, H, V]` in the dtype of v, and the final state `[N, H, K, V+1]`, with that channel.
     """
     if not normalize:
         return call(v=v, scale=scale, **given)
