@@ -22,8 +22,10 @@ from properties.catalogue.op import Op
 WORK = 300_000
 # The most numbers that a case with many tokens may hold.
 MUCH_WORK = 3 * WORK
-# Kernels change their path at powers of two: the largest is passed by one.
+# Kernels change their path at powers of two: the largest is passed by one. One token less, and the
+# last of several whole blocks, or of several splits of the keys, is not full.
 MOST_TOKENS = 4097
+_POWERS = tuple(2**n + d for n in (8, 9, 10, 11, 12) for d in (-1, 0, 1))
 T = TypeVar("T")
 _KEYS = ("the queries'", "the queries'", "own", "own", "equal", "cached", "cached")
 
@@ -104,7 +106,7 @@ def with_many_tokens(draw: DrawFn, op: Op, case: Case, extent: Extent, *, exact:
         # Exact cases run the recurrence once, without perturbed runs.
         most = max(most, min(MOST_TOKENS, int(share / math.prod(case.dims.values()))))
     many = st.integers(min(201, most), most)
-    if edges := [n for n in (256, 257, 512, 513, 1025, 2049, 4096, 4097) if n <= most]:
+    if edges := [n for n in _POWERS if n <= most]:
         many = st.one_of(st.sampled_from(edges), many)
     long = draw(st.integers(0, len(case.lengths) - 1))
     few = any_of(0, 1, 1, 2, 3, 5, 17)
@@ -118,7 +120,7 @@ def with_many_tokens(draw: DrawFn, op: Op, case: Case, extent: Extent, *, exact:
         # Few queries and many keys, or the reverse.
         short = draw(st.integers(1, 40))
         most = _affordable(op, case, share, MOST_TOKENS, short)
-        edges = [n for n in (512, 513, 1025, 2049, 4096, 4097) if n <= most]
+        edges = [n for n in _POWERS if 400 <= n <= most]
         many = st.integers(min(400, most), most)
         far = draw(st.one_of(st.sampled_from(edges), many) if edges else many)
         queries, keys = draw(st.sampled_from([(short, far), (short, far), (far, short)]))

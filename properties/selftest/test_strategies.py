@@ -15,7 +15,7 @@ from properties.cases.case import Case
 from properties.cases.contexts import WITHOUT_GRADIENTS
 from properties.cases.layouts import LAYOUTS, OVERLAPPING, relaid
 from properties.cases.lengths import MUCH_WORK
-from properties.cases.strategies import bundles
+from properties.cases.strategies import bundles, cases
 from properties.cases.tensors import build, shape, sizes, trained
 from properties.cases.values import RECIPES, Blank
 from properties.catalogue import OPS, Mode, Op
@@ -368,6 +368,21 @@ def test_cases_of_a_run_are_new(name: str) -> None:
     op = OPS[name]
     found = [*chain(*_one_run(op, op.modes[0].name, 0, 50))]
     assert len({case.seed for case in found}) >= 0.8 * len(found)
+
+
+def test_long_sequences_end_on_both_sides_of_a_power_of_two() -> None:
+    """Kernels that split the keys of a sequence round the number of splits to one."""
+    op = OPS["attention"]
+    found: set[int] = set()
+
+    @seed(0)
+    @settings(max_examples=300, database=None, deadline=None)
+    @given(cases(op, op.modes[0], "bfloat16", TARGET, extents=[frozenset({"tokens"})]))
+    def draw(case: Case) -> None:
+        found.update(case.key_lengths or case.lengths)
+
+    draw()
+    assert {255, 256, 257, 511, 512, 513, 1023, 1024, 1025, 2047, 2048, 2049} <= found
 
 
 @pytest.mark.parametrize(("op", "mode"), MODES, scope="module")
