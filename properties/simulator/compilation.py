@@ -1,15 +1,17 @@
 """Compile a `@triton.jit` function to executable Python through Triton's own frontend.
 
-Generated source is cached on disk, keyed by the kernel's source (with everything it calls),
-argument types, constants, the Triton version and this package. `TRITON_SIM_CACHE` names another
-directory.
+Generated source and its bytecode are cached on disk, keyed by the kernel's source (with everything
+it calls), argument types, constants, the versions of Triton and Python and this package.
+`TRITON_SIM_CACHE` names another directory.
 """
 
 from __future__ import annotations
 
 import hashlib
 import linecache
+import marshal
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
@@ -45,11 +47,10 @@ def target() -> SimulatedTarget:
 class Program:
     """Executable form of one specialisation of a kernel."""
 
-    def __init__(self, name: str, source: str) -> None:
+    def __init__(self, name: str, source: str, code: CodeType) -> None:
         self.name, self.source = name, source
-        file = f"<simulated {name} {hashlib.sha256(source.encode()).hexdigest()[:8]}>"
+        file = code.co_filename
         linecache.cache[file] = (len(source), None, source.splitlines(True), file)
-        code: CodeType = compile(source, file, "exec")
         scope: dict[str, Any] = dict(NAMESPACE)
         exec(code, scope)
         self.entry = scope["ENTRY"]
@@ -61,6 +62,11 @@ class Program:
         self.sequential: bool = scope["SEQUENTIAL"]
         self.lines: list[tuple[str, int]] = scope.get("LINES", [])
         self.arguments: tuple[Type, ...] = tuple(Type(*parts) for parts in scope["ARGUMENTS"])
+
+
+def bytecode(name: str, source: str) -> CodeType:
+    digest = hashlib.sha256(source.encode()).hexdigest()[:8]
+    return compile(source, f"<simulated {name} {digest}>", "exec")
 
 
 def cache_directory() -> Path:
@@ -78,7 +84,7 @@ def cache_directory() -> Path:
 @lru_cache(maxsize=1)
 def own_version() -> str:
     """A hash of the code that decides what is generated."""
-    digest = hashlib.sha256(triton.__version__.encode())
+    digest = hashlib.sha256(f"{triton.__version__} {sys.version}".encode())
     for module in (analysis, frontend, lowering, memory, numerics, ptx, runtime, writer):
         digest.update(Path(str(module.__file__)).read_bytes())
     digest.update(Path(__file__).read_bytes())
@@ -176,39 +182,44 @@ def program_of(source: Any, options: dict[str, Any]) -> Program:
     key = key_of(source, options)
     known = PROGRAMS.get(key)
     if known is None:
-        path = cache_directory() / f"{source.name[:60]}-{key}.py"
-        text = saved(path)
-        if not text:
+        path = cache_directory() / f"{source.name[:60]}-{key}"
+        kept = saved(path)
+        if kept is None:
             module = ttir(source, options)
             text = lowering.generate(frontend.parse(module))
             text += f"\nLINES = {frontend.source_lines(module)!r}\n"
-            save(path, text)
-        known = PROGRAMS[key] = Program(source.name, text)
+            kept = text, bytecode(source.name, text)
+            save(path, *kept)
+        known = PROGRAMS[key] = Program(source.name, *kept)
     return known
 
 
-def save(path: Path, text: str) -> None:
+def save(path: Path, source: str, code: CodeType) -> None:
     """Write a cache file whole or not at all; a cache that cannot be written is no error."""
+    content = marshal.dumps((source, code))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_suffix(f".{os.getpid()}")
-        partial.write_text(f"{text}{_seal(text)}")
+        partial.write_bytes(_seal(content) + content)
         partial.replace(path)
     except OSError:
         pass
 
 
-def saved(path: Path) -> str:
-    """The text of a cache file; empty if there is none, or another than was written."""
+def saved(path: Path) -> tuple[str, CodeType] | None:
+    """The source and its bytecode in a cache file, if there is one as it was written."""
     try:
-        text = path.read_text()
-    except (OSError, ValueError):
-        return ""
+        whole = path.read_bytes()
+    except OSError:
+        return None
     # A machine that lost its power, or a disk its blocks, leaves files of any contents.
-    end = len(text) - len(_seal(""))
-    return text[:end] if end > 0 and text[end:] == _seal(text[:end]) else ""
+    seal, content = whole[:_SEAL], whole[_SEAL:]
+    return marshal.loads(content) if seal == _seal(content) else None
 
 
-def _seal(text: str) -> str:
-    """The last line of a cache file, which tells whether the rest is whole."""
-    return f"\n# {hashlib.sha256(text.encode()).hexdigest()}\n"
+_SEAL = hashlib.sha256().digest_size
+
+
+def _seal(content: bytes) -> bytes:
+    """The first bytes of a cache file, which tell whether the rest is whole."""
+    return hashlib.sha256(content).digest()

@@ -4,22 +4,24 @@ from pathlib import Path
 
 import pytest
 
-from properties.simulator.compilation import cache_directory, save, saved
+from properties.simulator.compilation import bytecode, cache_directory, save, saved
+
+KERNEL = "X = 1\n", bytecode("kernel", "X = 1\n")
 
 
 def test_a_file_that_is_not_as_it_was_written_is_not_read(tmp_path: Path) -> None:
-    path = tmp_path / "new" / "kernel.py"
-    assert saved(path) == ""
-    save(path, "X = 1\n")
-    assert saved(path) == "X = 1\n"
+    path = tmp_path / "new" / "kernel"
+    assert saved(path) is None
+    save(path, *KERNEL)
+    assert saved(path) == KERNEL
     whole = path.read_bytes()
-    for damaged in (b"", b"X = 1\n", whole[:-1], whole[9:], b"\0" * len(whole), b"\xff" + whole):
+    for damaged in (b"", whole[:9], whole[:-1], whole[9:], b"\0" * len(whole), b"\xff" + whole):
         path.write_bytes(damaged)
-        assert saved(path) == ""
+        assert saved(path) is None
     path.unlink()
     path.mkdir()
-    assert saved(path) == ""
-    save(path, "X = 1\n")
+    assert saved(path) is None
+    save(path, *KERNEL)
 
 
 def test_a_user_without_a_home_has_no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -29,6 +31,6 @@ def test_a_user_without_a_home_has_no_cache(monkeypatch: pytest.MonkeyPatch) -> 
     for name in ("TRITON_SIM_CACHE", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(Path, "home", homeless)
-    path = cache_directory() / "kernel.py"
-    save(path, "X = 1\n")
-    assert saved(path) == ""
+    path = cache_directory() / "kernel"
+    save(path, *KERNEL)
+    assert saved(path) is None

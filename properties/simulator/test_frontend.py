@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from properties.simulator import lowering, numerics
-from properties.simulator.compilation import Program
+from properties.simulator.compilation import Program, bytecode
 from properties.simulator.frontend import (
     Instruction,
     Type,
@@ -44,7 +44,8 @@ def execute(body: str, programs: int = 4, n: int = 3) -> list[int]:
     """Run a body that stores to `%out`, one element per program, and return what it stored."""
     import torch
 
-    program = Program("k", lowering.generate(parse(function(body))))
+    source = lowering.generate(parse(function(body)))
+    program = Program("k", source, bytecode("k", source))
     out = torch.full((programs,), -1, dtype=torch.int32)
     slab = Slab("k", (programs, 1, 1), np.arange(programs), Options())
     program.entry(slab, (Buffer("out", out, "i32"), START), np.array([n], np.int32))
