@@ -352,6 +352,34 @@ def test_an_adapter_of_padding_masks_gets_masks_of_keys(
     assert len({shape[0] for shape in shapes}) > 1
 
 
+@pytest.mark.parametrize("bound", [None, bounds.with_keys])
+def test_pages_hold_the_keys_of_all_queries_where_an_adapter_says_so(
+    bound: bounds.Bound | None,
+) -> None:
+    fewer = []
+
+    def paged_attention(
+        q: Tensor, k_pages: Tensor, v_pages: Tensor, block_table: Tensor, lengths: Tensor, *,
+        causal: bool = False, cu_seqlens: Tensor,
+    ) -> Any:  # fmt: skip
+        fewer.append(bool((lengths < cu_seqlens.diff().clamp(1)).any()))
+        return OPS["paged_attention"].oracle(
+            q, k_pages, v_pages, block_table, lengths, causal=causal, cu_seqlens=cu_seqlens
+        )
+
+    one = Implementation(paged_attention, bounds={"keys of all queries": bound} if bound else {})
+    made = Adapter({"paged_attention": {"some": one}})
+    op, subject = scope.declared(made, "paged_attention", "some"), Subject(made, CPU, quick=True)
+
+    @settings(max_examples=24, database=None, deadline=None, phases=[Phase.generate])
+    @given(cases(op, op.modes[0], "float32", made, longest=8, widest=4, extents=ORDINARY))
+    def look(case: Case) -> None:
+        judge("differential", case, subject)
+
+    seed(0)(look)()
+    assert any(fewer) is (bound is None)
+
+
 def a_query_of_each(case: Case) -> Case:
     return replace(case, lengths=tuple(max(1, n) for n in case.lengths))
 

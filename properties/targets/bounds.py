@@ -2,9 +2,11 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 from properties.cases.case import Case
+from properties.catalogue.paged import key_lengths
 
 Bound = Callable[[Case], Case]
 
@@ -73,3 +75,14 @@ def masks_of_keys(case: Case) -> Case:
         return case
     kept = "B" if "B" in case.broadcast.get("mask", "") else ""
     return replace(case, broadcast={**case.broadcast, "mask": f"{kept}HT_q"})
+
+
+def with_keys(case: Case) -> Case:
+    """Keys in pages, at least as many as queries, and one: those of the next seed that has them."""
+    queries = case.lengths if case.packed else case.lengths * case.dims["B"]
+
+    def fits(seed: int) -> bool:
+        keys = key_lengths(replace(case, seed=seed))
+        return all(n >= max(1, own) for n, own in zip(keys, queries, strict=True))
+
+    return replace(case, seed=next(filter(fits, count(case.seed))))

@@ -4,17 +4,15 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from itertools import count
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from properties.cases.case import Case
-from properties.catalogue.paged import key_lengths
 from properties.targets.adapter import Adapter, Implementation, without
 from properties.targets.bare import Absent
-from properties.targets.bounds import Bound, changed_dims, one_token_each
+from properties.targets.bounds import Bound, changed_dims, one_token_each, with_keys
 from properties.targets.ledger import Given
 
 SCALE = "the sentinel -1 and None become K ** -0.5"
@@ -134,14 +132,3 @@ def heads_are_alone(given: Given) -> bool:
 def one_query(case: Case) -> Case:
     """A query for each sequence, and keys for it."""
     return with_keys(one_token_each(case))
-
-
-def with_keys(case: Case) -> Case:
-    """Keys in pages, at least as many as queries, and one: those of the next seed that has them."""
-    queries = case.lengths if case.packed else case.lengths * case.dims["B"]
-
-    def fits(seed: int) -> bool:
-        keys = key_lengths(replace(case, seed=seed))
-        return all(n >= max(1, own) for n, own in zip(keys, queries, strict=True))
-
-    return replace(case, seed=next(filter(fits, count(case.seed))))

@@ -18,6 +18,7 @@ from properties.targets.bounds import (
     fixed_options,
     not_empty,
     own_keys,
+    with_keys,
 )
 from properties.targets.engines import (
     FEW_TOKENS,
@@ -35,7 +36,6 @@ from properties.targets.engines import (
     scale_of,
     takes,
     those_taken,
-    with_keys,
 )
 from properties.targets.vllm.library import VLLM, Quantization
 
