@@ -544,7 +544,7 @@ TABLE: dict[tuple[str, str], tuple[Entry, ...]] = {
         Entry(
             tokens=64,
             max_states=64,
-            section=1024,
+            section=2048,
             **_BFLOAT16_ON_HOPPER,
             kernels={**_SIMPLE_GLA_ON_HOPPER, "sections": _MANY_STATES_OF_SIMPLE_GLA},
         ),
