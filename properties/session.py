@@ -6,7 +6,7 @@ import sys
 import threading
 import uuid
 from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from time import sleep
 from typing import TYPE_CHECKING, NoReturn
 from unittest.mock import patch
@@ -78,7 +78,7 @@ def selection(config: pytest.Config) -> "Selection":
 @contextmanager
 def staying() -> Iterator[None]:
     """Raise SystemExit where a target ends this process with `os._exit`: with code 0 it would pass
-    all tests.
+    all tests. Keep its streams open: from them pytest reads what each test prints.
     """
     process, leave = os.getpid(), os._exit
 
@@ -87,11 +87,26 @@ def staying() -> Iterator[None]:
             leave(code)
         raise SystemExit(code)
 
-    with patch.object(os, "_exit", refuse):
+    with patch.object(os, "_exit", refuse), _open_stream("stdout"), _open_stream("stderr"):
         yield
 
 
-@pytest.hookimpl(wrapper=True)
+@contextmanager
+def _open_stream(name: str) -> Iterator[None]:
+    """Keep a stream of `sys` in its place, and open."""
+    stream = getattr(sys, name)
+    # One that a target has made of it closes it in the end.
+    buffer = getattr(stream, "buffer", None)
+    with ExitStack() as stack:
+        for one, method in ((stream, "close"), (stream, "detach"), (buffer, "close")):
+            with suppress(AttributeError):
+                stack.enter_context(patch.object(one, method, lambda: buffer))
+        stack.enter_context(patch.object(sys, name, stream))
+        yield
+
+
+# Within pytest's own, which sets the streams of a test.
+@pytest.hookimpl(wrapper=True, trylast=True)
 def pytest_runtest_call() -> Generator[None]:
     with staying():
         return (yield)

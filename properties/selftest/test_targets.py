@@ -11,9 +11,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from importlib.machinery import PathFinder
+from io import TextIOWrapper
 from pathlib import Path
 from time import sleep
-from typing import Any
+from typing import Any, cast
 from unittest.mock import Mock
 
 import numpy
@@ -922,6 +923,34 @@ def test_a_kernel_that_ends_the_process_passes_no_run_of_pytest(
         call.send(None)
     os._exit(0)
     assert left == [0]
+
+
+def _closing() -> None:
+    sys.stdout.close()
+
+
+def _taking_over() -> None:
+    sys.stdout = TextIOWrapper(sys.stdout.buffer, encoding="ascii")
+
+
+def _detaching() -> None:
+    sys.stdout = TextIOWrapper(cast(TextIOWrapper, sys.stdout).detach(), encoding="ascii")
+
+
+@pytest.mark.parametrize("take", [_closing, _taking_over, _detaching])
+def test_a_stream_that_a_kernel_takes_stays_pytests(
+    take: Callable[[], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (tmp_path / "printed").open("w") as stream:
+        monkeypatch.setattr(sys, "stdout", stream)
+        with session.staying():
+            take()
+        assert sys.stdout is stream
+        assert not stream.closed
+        stream.write("1 failed")
+        stream.flush()
+    assert (tmp_path / "printed").read_text() == "1 failed"
+    assert stream.closed
 
 
 def test_an_internal_error_of_a_worker_passes_no_run_of_pytest(
