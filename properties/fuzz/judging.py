@@ -26,6 +26,7 @@ import reference
 from properties import jobs, scope
 from properties.cases.case import Case
 from properties.cases.sequences import dims_of
+from properties.fuzz import sent
 from properties.fuzz.answer import Answer, Broken, Failure, Origin
 from properties.fuzz.clock import Clock
 from properties.fuzz.ending import tolerating_a_removed_folder
@@ -130,6 +131,7 @@ def start(traces: Path, environment: dict[str, str], prints: bool) -> None:
     _TRACES = traces.open("a")
     faulthandler.enable(_TRACES)
     faulthandler.register(WHERE, _TRACES, all_threads=False)
+    sent.note_to_itself(_TRACES)
     if not prints:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, 1)

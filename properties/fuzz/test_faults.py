@@ -307,6 +307,17 @@ def test_a_case_whose_process_is_killed_each_time_is_not_reported(fuzz: Fuzz) ->
 
 
 @pytest.mark.usefixtures("_few_cases")
+def test_a_signal_that_a_kernel_sends_its_own_process_is_reported(fuzz: Fuzz) -> None:
+    code, printed = fuzz("giving_up")
+    assert code == 1
+    assert "the process that ran it ends with SIGTERM, which it sends itself" in printed
+    assert "sends itself at properties/fuzz/planted.py:" in printed
+    assert "again     in a fresh process as well" in printed
+    assert "1 bug in" in printed
+    assert "may be at fault" not in printed
+
+
+@pytest.mark.usefixtures("_few_cases")
 def test_a_case_whose_process_is_killed_for_memory_each_time_is_reported(
     fuzz: Fuzz, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -24,7 +24,7 @@ from pebble import ProcessExpired, ProcessFuture, ProcessPool
 from properties.cases.case import Case
 from properties.counted import counted
 from properties.device import gpus
-from properties.fuzz import judging
+from properties.fuzz import judging, sent
 from properties.fuzz.answer import HANGS, Answer, Broken, Failure, Lost, Origin, Stopped
 from properties.fuzz.clock import Clock
 from properties.fuzz.fork_server import (
@@ -51,9 +51,6 @@ _PAUSE = 0.2
 _SAVING, _SAVED = 300.0, 1.0
 # Seconds in which a process that was killed is gone.
 _ENDING = 10.0
-# Signals that no instruction raises: somebody else sends them, or Linux where memory is short or a
-# process has had its time of a core (`ulimit -t`), in whichever case that is.
-_SENT = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGXCPU)
 # Seconds in which pebble notices that the process ended; it ignores one that ends with code 0.
 _NOTICE = 2.0
 # A worker that grows by this much, or by its part of half the machine's memory, is replaced. Each
@@ -206,7 +203,9 @@ class Worker:
             answer = self._ended(law, case, HANGS, f" for {seconds:g} s")
         except ProcessExpired as error:
             answer = self._ended(law, case, _how(error.exitcode))
-            if -error.exitcode in _SENT:
+            if sent.by_itself(self._trace(), -error.exitcode):
+                answer = self._ended(law, case, f"{_how(error.exitcode)}, which it sends itself")
+            elif -error.exitcode in sent.SENT:
                 answer = self._sent(law, case, error.exitcode, _killed_for_memory() - killed)
         if answer.spent:
             self.restart()
@@ -397,8 +396,10 @@ def _how(code: int) -> str:
 
 
 def is_sent(how: str) -> bool:
-    """Whether a process ended by a signal that no instruction raises."""
-    return how in map(_how, (-number for number in _SENT))
+    """Whether a process ended by a signal that no instruction raises, and another process may have
+    sent.
+    """
+    return how in map(_how, (-number for number in sent.SENT))
 
 
 def _places(trace: str) -> list[str]:
