@@ -3,12 +3,15 @@
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
+
 from properties import profiles
 from properties.cases.case import Case
 from properties.laws import Subject
 from properties.laws.fingerprint import Fingerprint
 from properties.simulator import Stuck
 from properties.verdict.picture import Picture
+from properties.verdict.report import Repro
 
 # How a process ends that is killed at its time limit.
 HANGS = "hangs"
@@ -36,6 +39,11 @@ class Origin:
         profiles.register()
         target = load(self.target, where)
         return Subject(target, where, read(self.ledger, self.target, where.type))
+
+    def repro(self, law: str, case: Case) -> Repro:
+        """How to repeat a case."""
+        where = torch.device("cuda" if self.device == "cuda" else "cpu")
+        return Repro(law, case, where, self.target)
 
 
 @dataclass(frozen=True)

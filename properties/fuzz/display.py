@@ -60,7 +60,11 @@ class Display:
         if self.log.changed:
             files = ", ".join(sorted(self.log.changed))
             yield f"changed meanwhile, so that some examples may have met another version: {files}"
-        untried = sum(not tally.examples for tally in self.log.tallies.values())
+        cut_off = self.night.cut_off
+        for name, line in cut_off.items():
+            yield f"cut off after the deadline; its case may hang: {name}\n{line}"
+        tallies = self.log.tallies.items()
+        untried = sum(not tally.examples and job.name not in cut_off for job, tally in tallies)
         if untried:
             jobs = counted(len(self.log.tallies), "job")
             yield f"{untried} of {jobs} had no turn: run longer, or name laws with --law"

@@ -38,6 +38,7 @@ class Night:
     Attributes:
         held: the buckets that turns still work on, by turn.
         playing: how many turns are being taken.
+        cut_off: job → the line that repeats its case, which the end of the grace period cut off.
         met_once: op, mode and how a case ended → cases that did so and passed when repeated.
         written: when the files of all imported modules were written.
     """
@@ -66,6 +67,7 @@ class Night:
         self.workers: list[Judge] = []
         self.held: list[list[Bucket]] = []
         self.playing = 0
+        self.cut_off: dict[str, str] = {}
         self.met_once: Counter[tuple[str, str, str]] = Counter()
         self.stopped_at = float("inf")
         files = {getattr(module, "__file__", None) for module in [*sys.modules.values()]}

@@ -154,8 +154,15 @@ def test_the_deadline_ends_a_run_whose_target_hangs(
     fuzz: Fuzz, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(night, "_GRACE", 0.5)
-    _, printed = fuzz("hanging", "--minutes", "0.03")
+    code, printed = fuzz("hanging", "--minutes", "0.03")
+    assert code == 1
     assert re.search(r"nothing judged in 0 examples, 0 min \d+ s", printed)
+    name = "l2norm-fused-differential-float32"
+    assert (
+        f"cut off after the deadline; its case may hang: {name}\nREPRO: python -m properties"
+        in printed
+    )
+    assert "had no turn" not in printed
 
 
 def test_drawing_that_never_ends_is_told_and_ended(

@@ -172,7 +172,14 @@ class Turn:
         if monotonic() > self.until or self.night.rests(self.job):
             raise Enough
         started = monotonic()
-        answer = self.asker.confirmed(self.job.law, case)
+        try:
+            answer = self.asker.confirmed(self.job.law, case)
+        except Stopped:
+            if self.night.overdue:
+                with self.night.lock:
+                    repro = self.night.origin.repro(self.job.law, case)
+                    self.night.cut_off[self.job.name] = repro.line
+            raise
         seconds = monotonic() - started
         failure = answer.failure
         tally = Tally(

@@ -18,7 +18,6 @@ from time import monotonic, sleep
 from traceback import FrameSummary
 from typing import Any, TypeVar
 
-import torch
 from pebble import ProcessExpired, ProcessFuture, ProcessPool
 
 from properties.cases.case import Case
@@ -35,7 +34,7 @@ from properties.fuzz.fork_server import (
     without_interrupts,
 )
 from properties.laws.fingerprint import Fingerprint, family, is_own, short
-from properties.verdict.report import Repro, end_report
+from properties.verdict.report import end_report
 
 # Factor on the time limit for the first case of a kind in a process, which compiles kernels.
 FIRST = 1.5
@@ -328,8 +327,7 @@ def ended(
     if own and how == HANGS:
         # An endless loop may be interrupted at any of its lines, so name only the function.
         place = f"{short(own[0].filename)} in {own[0].name}"
-    where = torch.device("cuda" if origin.device == "cuda" else "cpu")
-    report = end_report(Repro(law, case, where, origin.target), how + more, lines)
+    report = end_report(origin.repro(law, case), how + more, lines)
     failure = Failure(Fingerprint(family(case.op), how, place=place), law, case, report, fatal=True)
     return Answer(failure=failure, doubtful=how, spent=True)
 
