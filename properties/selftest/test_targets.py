@@ -1555,6 +1555,17 @@ def test_a_kernel_that_takes_packs_alone_says_so_and_has_no_mask() -> None:
         Adapter({"attention": {"some": with_mask}})
 
 
+def test_a_convolution_that_takes_packs_alone_may_have_a_bias() -> None:
+    def packs(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, cu_seqlens: Tensor) -> Any:
+        return reference.short_conv(x, weight, bias, cu_seqlens=cu_seqlens)
+
+    target = Adapter({"short_conv": {"some": packs}})
+    drawn = Case.of(
+        "short_conv", "some", {"B": 2, "D": 2, "W": 3}, (3,), "float32", given=("bias",)
+    )
+    judge("differential", drawn, Subject(target, CPU, quick=True))
+
+
 def test_tensors_of_different_batches_make_no_pack() -> None:
     function: Any = packs_alone(ATTENTION, []).function(ATTENTION)
     q, k = torch.ones(2, 3, 1, 4), torch.ones(1, 6, 1, 4)

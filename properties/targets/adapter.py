@@ -20,7 +20,7 @@ from properties.device import emulated
 from properties.simulator import driver
 from properties.targets.bounds import Bound
 from properties.targets.modules import TOLD_TO_CACHES, TOLD_TO_ROTARY, Caches, Rotaries, check
-from properties.targets.packs import UNPACKABLE, call_packed
+from properties.targets.packs import call_packed, unpackable
 from properties.targets.target import Target
 
 # A text in place of a tuple of texts would count as its letters.
@@ -132,7 +132,7 @@ class Implementation:
         outputs = self.whole(op).outputs
         tensors = [*(one.name for one in op.arguments), *(one.name for one in outputs)]
         if needed := self.boundaries(op):
-            for name in filter(self.has, UNPACKABLE):
+            for name in filter(self.has, unpackable(op)):
                 what = f"none beside {needed[0]!r} without a default"
                 raise ValueError(f"{where}: parameter {name!r}, expected {what}")
         for what, names, known in (

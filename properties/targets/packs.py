@@ -8,8 +8,11 @@ from torch import Tensor
 
 from properties.catalogue.op import Function, Op
 
-# Parameters that mean something else in a pack than in a batch.
-UNPACKABLE = ("mask", "bias", "structure", "inplace")
+
+def unpackable(op: Op) -> tuple[str, ...]:
+    """Parameters that mean something else in a pack than in a batch."""
+    of_pairs = (argument.name for argument in op.arguments if "#B" in argument.dims.split())
+    return (*of_pairs, "structure", "inplace")
 
 
 def call_packed(
