@@ -254,8 +254,12 @@ class Op:
     wraps: str | None = None
 
     def __repr__(self) -> str:
-        # Hypothesis shows each strategy once, drawn or not, and the whole takes milliseconds.
         return f"Op({self.name!r})"
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        # Hypothesis shows each strategy once, drawn or not, and the fields of a dataclass whatever
+        # its text. Their source takes milliseconds, and another thread may not import meanwhile.
+        printer.text(repr(self))
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, seed, settings
 from hypothesis import strategies as st
+from hypothesis.vendor.pretty import pretty
 
 from properties.cases.case import Case
 from properties.cases.contexts import WITHOUT_GRADIENTS
@@ -360,6 +361,13 @@ def _longest(case: Case) -> int:
 
 def _pairs(case: Case) -> Iterator[tuple[int, int]]:
     return zip(case.lengths, case.key_lengths or case.lengths, strict=True)
+
+
+def test_hypothesis_names_the_op_of_a_strategy() -> None:
+    """Not by its fields: it would read their source, which fails while another thread imports."""
+    op = OPS["gla"]
+    assert pretty(op) == "Op('gla')"
+    assert "lambda" not in repr(bundles(op, op.modes[0], "float32", TARGET))
 
 
 @pytest.mark.parametrize("name", ["attention", "gla", "rotary_embedding"])
