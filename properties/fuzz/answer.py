@@ -108,7 +108,14 @@ class Answer:
 
 
 class Stopped(BaseException):
-    """The run is over; nobody waits for this answer. Hypothesis does not catch it."""
+    """The run is over; nobody waits for this answer. Hypothesis does not catch it.
+
+    Args:
+        judging: a case had begun, in a process that had loaded the target.
+    """
+
+    def __init__(self, judging: bool = False) -> None:
+        self.judging = judging
 
 
 class Lost(BaseException):

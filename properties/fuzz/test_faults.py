@@ -165,6 +165,24 @@ def test_the_deadline_ends_a_run_whose_target_hangs(
     assert "had no turn" not in printed
 
 
+def test_a_case_does_not_hang_while_its_process_loads_the_target() -> None:
+    origin = answer.Origin(f"{planted.__name__}:hanging_at_once", "simulator", "none")
+    loading = worker.Worker(origin, 60.0)
+
+    def stop() -> None:
+        while Clock.read(loading.traces.read_text()) is None:
+            time.sleep(0.05)
+        loading.stop()
+
+    Thread(target=stop, daemon=True).start()
+    try:
+        with pytest.raises(answer.Stopped) as ended:
+            loading.ask("differential", CASE)
+        assert not ended.value.judging
+    finally:
+        loading.close()
+
+
 def test_drawing_that_never_ends_is_told_and_ended(
     fuzz: Fuzz, monkeypatch: pytest.MonkeyPatch
 ) -> None:

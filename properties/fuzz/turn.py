@@ -174,8 +174,8 @@ class Turn:
         started = monotonic()
         try:
             answer = self.asker.confirmed(self.job.law, case)
-        except Stopped:
-            if self.night.overdue:
+        except Stopped as end:
+            if end.judging and self.night.overdue:
                 with self.night.lock:
                     repro = self.night.origin.repro(self.job.law, case)
                     self.night.cut_off[self.job.name] = repro.line

@@ -149,7 +149,7 @@ class Worker:
                     self._load()
                 return then()
             except CancelledError:
-                raise Stopped from None
+                raise Stopped(judging=self.loaded) from None
             except (BrokenProcessPool, judging.Unloaded) as error:
                 # The process was killed while idle, or ended before it began the case.
                 why = error
