@@ -21,7 +21,6 @@ from properties.suite.caches.machine import run, search, variant
 OPTIONS: tuple[dict[str, Any], ...] = (
     {"head_dim": 4},
     {"head_dim": 6, "rotary_dim": 4, "base": 300.0},
-    {"head_dim": 4, "interleaved": True},
     {"head_dim": 7, "rotary_dim": 2, "interleaved": True},
     # Other tables before and after 7 and 2048 tokens.
     {
@@ -93,6 +92,7 @@ class RotaryMachine(RuleBasedStateMachine):
             if reserved is not None:
                 self.module.reserve(reserved)
         self.told: dict[tuple[str, int, torch.dtype], Tensor] = {}
+        self.latest: dict[str, Any] = {}
 
     def normal(self, seed: int, *shape: int) -> Tensor:
         generator = torch.Generator().manual_seed(seed)
@@ -128,6 +128,11 @@ class RotaryMachine(RuleBasedStateMachine):
         trains: bool,
         seed: int,
     ) -> None:
+        self.latest = {
+            "lengths": lengths, "offsets": offsets, "kind": kind, "packed": packed,
+            "inplace": inplace, "several": several, "dtype": dtype, "where": where,
+            "trains": trains, "seed": seed,
+        }  # fmt: skip
         options: dict[str, Any] = {"inplace": inplace} if inplace else {}
         offsets = offsets[: len(lengths)]
         shape = (len(lengths), lengths[0])
@@ -224,20 +229,20 @@ class RotaryMachine(RuleBasedStateMachine):
 
     @rule(
         how=st.sampled_from(
-            ["reserve", "reserve", "cast", "deepcopy", "state_dict", "train", "elsewhere"]
+            ["reserve", "moved", "cast", "deepcopy", "state_dict", "train", "elsewhere"]
         ),
         length=st.sampled_from([1, 2049, 5000, FARTHEST + 1]),
         dtype=st.sampled_from(["half", "bfloat16", "double", "float"]),
         where=st.sampled_from(CONTEXTS),
+        again=st.booleans(),
     )
-    def change(self, how: str, length: int, dtype: str, where: str) -> None:
-        """Do to a module what users do between two calls."""
-        if how == "deepcopy":
-            # Not in inference_mode, where copies of any module's tensors cannot be trained.
-            self.module = copy.deepcopy(self.module)
-            return
-        with context(where, self.device):
-            if how == "reserve":
+    def change(self, how: str, length: int, dtype: str, where: str, again: bool) -> None:
+        """Do to a module what users do between two calls, perhaps of the same arguments."""
+        # A copy in inference_mode, of any module's tensors, could not be trained.
+        with context("grad" if how == "deepcopy" else where, self.device):
+            if how == "deepcopy":
+                self.module = copy.deepcopy(self.module)
+            elif how == "reserve":
                 self.module.reserve(length)
             elif how == "cast":
                 getattr(self.module, dtype)()
@@ -246,9 +251,13 @@ class RotaryMachine(RuleBasedStateMachine):
                 self.module.load_state_dict({})
             elif how == "train":
                 self.module.train(not self.module.training)
+            elif how == "moved":
+                self.module.to("meta").to_empty(device=self.device)
             else:
                 x = torch.zeros(1, 2, 1, self.options["head_dim"], device="meta")
                 assert self.module(x, seqlen_offsets=length).device.type == "meta"
+        if again and self.latest:
+            self.call(**self.latest)
 
 
 class CastsItsTables(RotaryEmbedding):
@@ -298,6 +307,23 @@ class ScalesByWhatIsReserved(RotaryEmbedding):
         )
 
 
+class ReservesForNoTokens(RotaryEmbedding):
+    """Tables that are reserved are those of no tokens, and pass for those of the last call."""
+
+    def reserve(self, length: int) -> None:
+        self._tables = self._reach(length, 0, self._tables.device)
+
+
+class MovesForNoTokens(RotaryEmbedding):
+    """Tables of another device are those of no tokens, and pass for those of the last call."""
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        tokens, self._tokens = self._tokens, 0
+        super()._apply(fn, recurse)
+        self._tokens = tokens
+        return self
+
+
 class TurnsOneByOne(RotaryEmbedding):
     """Checks a tensor when those before it are turned."""
 
@@ -308,6 +334,8 @@ class TurnsOneByOne(RotaryEmbedding):
 
 PLANTED = (
     ScalesByWhatIsReserved,
+    ReservesForNoTokens,
+    MovesForNoTokens,
     CastsItsTables,
     CountsIn16Bits,
     KeepsOffsets,
