@@ -25,6 +25,8 @@ a float argument stays a Python float (so a         a float32 scalar; bool argum
 bfloat16 block times it stays bfloat16); a bool
 raises (the latter 3.8)
 NumPy warns of a NaN or an overflow in a kernel     no warnings
+a ``tl.constexpr`` of a module to the left of a     the tensor's method, as in the compiler
+tensor takes the result for a constant
 each call of a device function replaces the         once in a launch for each module of functions
 language anew, in a third of the time
 ``triton.autotune`` asks a driver for a timer       the first configuration that survives pruning
@@ -61,6 +63,11 @@ _FLOAT_METHODS = (
     *("sqrt", "precise_sqrt", "rsqrt", "dot"),
 )
 
+_OPERATORS = (
+    *("add", "sub", "mul", "truediv", "floordiv", "mod", "and", "or", "xor", "lshift", "rshift"),
+    *("lt", "le", "gt", "ge", "eq", "ne"),
+)
+
 _installed = False
 
 
@@ -80,6 +87,7 @@ def install() -> None:
     _repair_bfloat16_arithmetic()
     _repair_loops()
     _repair_arguments()
+    _repair_constants()
     _repair_warnings()
     _repair_patches()
     _repair_autotune()
@@ -252,6 +260,18 @@ def _repair_arguments() -> None:
         return convert(argument)
 
     upstream._implicit_cvt = implicit_cvt
+
+
+def _repair_constants() -> None:
+    def left_to_tensors(method: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(method)
+        def repaired(self: Any, other: Any) -> Any:
+            return NotImplemented if isinstance(other, tl.tensor) else method(self, other)
+
+        return repaired
+
+    for name in (f"__{operator}__" for operator in _OPERATORS):
+        setattr(tl.constexpr, name, left_to_tensors(getattr(tl.constexpr, name)))
 
 
 def _repair_warnings() -> None:

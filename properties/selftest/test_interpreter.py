@@ -305,6 +305,23 @@ def a_bool_argument_is_a_flag() -> None:
     assert torch.equal(unary(flag_kernel, x, torch.float32, flag=False), 0 * x)
 
 
+TWO = tl.constexpr(2)
+
+
+@triton.jit
+def constant_kernel(x, y, N: tl.constexpr):
+    i = tl.arange(0, N)
+    x_tile = tl.load(x + i)
+    small = TWO > x_tile  # noqa: SIM300
+    tl.store(y + i, (TWO - TWO / x_tile) * small.to(tl.float32))
+
+
+@fault
+def a_constant_stands_to_the_left_of_a_tensor() -> None:
+    x = torch.tensor([0.5, 1.0, 4.0, -1.0])
+    assert unary(constant_kernel, x, torch.float32).tolist() == [-2.0, 0.0, 0.0, 4.0]
+
+
 def keep_odd(configs: list[Any], named: dict[str, Any], **_: Any) -> list[Any]:
     return [config for config in configs if config.kwargs["ADDEND"] % 2]
 
