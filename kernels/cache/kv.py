@@ -147,7 +147,8 @@ class KVCache(ABC):
             q, k, v: queries [B, T, H, K], keys and values of the new tokens.
             offset: as in `update`.
             attention: `kernels.attention`, or a function with its arguments. A paged cache takes
-                `kernels.paged_attention` unless it needs a gradient, which no `num_splits` changes.
+                `kernels.paged_attention`, whose `mode`, `tile` and `num_splits` are checked but
+                change nothing if it needs a gradient: then it takes `kernels.attention`.
             options: its options (scale, window, softcap, sink, alibi_slopes, return_lse, mode,
                 tile). A sliding cache sets the window.
 

@@ -177,9 +177,10 @@ class PagedCache(KVCache):
         ends = torch.cat([counts.new_zeros(1), counts.cumsum(0)]).int()
         # A call without queries checks the options before anything is written; it launches nothing.
         self._attend_in_place(q[:, :0], length, torch.zeros_like(ends), options)
-        # The kernel that reads pages has no gradient, and the one that has splits no keys.
+        # The kernel that reads pages has no gradient: these options are its own.
         if differentiable and self._gathers:
-            options = {name: x for name, x in options.items() if name != "num_splits"}
+            chosen = ("num_splits", "mode", "tile")
+            options = {name: x for name, x in options.items() if name not in chosen}
             return super()._attend(q, update, None, options)
         self._write(update)
         return self._attend_in_place(q, length + counts, ends, options)

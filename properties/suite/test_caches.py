@@ -272,13 +272,49 @@ def test_what_alone_is_trained_has_its_gradient(
     torch.testing.assert_close(found, expected)
 
 
-def test_splits_do_not_keep_pages_from_having_gradients(device: torch.device) -> None:
+_PAGED = partial(PagedCache, 1, 2, 2, 1, 4, 4)
+_CONTIGUOUS = partial(ContiguousCache, 1, 4, 1, 4, 4)
+_SLIDING = partial(SlidingWindowCache, 1, 4, 1, 4, 4)
+
+
+@pytest.mark.parametrize(
+    ("cache", "chosen"),
+    [
+        *((_PAGED, chosen) for chosen in ({"num_splits": 2}, {"mode": "fused"}, {"tile": 1})),
+        *((_CONTIGUOUS, chosen) for chosen in ({"mode": "parallel"}, {"tile": 5})),
+        *((_SLIDING, chosen) for chosen in ({"mode": "parallel"}, {"tile": 5})),
+    ],
+)
+def test_a_choice_of_kernel_keeps_no_call_from_having_gradients(
+    cache: Callable[..., KVCache], chosen: dict[str, Any], device: torch.device
+) -> None:
     k, v, q = torch.randn(3, 1, 3, 1, 4, generator=torch.Generator().manual_seed(0)).to(device)
+    with torch.no_grad():
+        cache(device=device).attend(q, k, v, **chosen)
     q.requires_grad_()
-    split, _ = PagedCache(1, 2, 2, 1, 4, 4, device=device).attend(q, k, v, num_splits=2)
-    whole, _ = PagedCache(1, 2, 2, 1, 4, 4, device=device).attend(q, k, v)
-    (found,), (want,) = (torch.autograd.grad(o.sum(), q) for o in (split, whole))
-    assert torch.equal(found, want)
+    o, _ = cache(device=device).attend(q, k, v, **chosen)
+    want, _ = reference.attention(q, k, v, causal=True)
+    (found,), (expected,) = (torch.autograd.grad(x.sum(), q) for x in (o, want))
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("trains", [False, True])
+@pytest.mark.parametrize(
+    ("cache", "chosen"),
+    [
+        *((_PAGED, chosen) for chosen in ({"num_splits": 0}, {"mode": "parallel"}, {"tile": -1})),
+        *((_CONTIGUOUS, chosen) for chosen in ({"mode": "fused"}, {"tile": -1})),
+        *((_SLIDING, chosen) for chosen in ({"mode": "fused"}, {"tile": -1})),
+    ],
+)
+def test_a_kernel_that_a_cache_has_not_is_refused(
+    cache: Callable[..., KVCache], chosen: dict[str, Any], trains: bool, device: torch.device
+) -> None:
+    k, v, q = torch.randn(3, 1, 3, 1, 4).to(device)
+    q.requires_grad_(trains)
+    held = cache(device=device)
+    check_refusal(next(iter(chosen)), lambda: held.attend(q, k, v, **chosen))
+    assert held.length.tolist() == [0]
 
 
 def test_caches_that_begin_empty_say_so() -> None:
