@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from kernels.arguments import bind_dims, describe
+from kernels.arguments import bind_dims, check_size
 from kernels.linear.simple_gla import simple_gla
 from kernels.recurrence import ReversibleOptions, wrapper
 
@@ -52,12 +52,9 @@ def _of_retention(q: Tensor) -> Float[Tensor, "B T H"]:
 
 
 def _of_lightning(q: Tensor, layer_idx: int, num_layers: int) -> Float[Tensor, "B T H"]:
-    for name, value in (("layer_idx", layer_idx), ("num_layers", num_layers)):
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise TypeError(f"{name}: {describe(value)}, expected an int")
-    if num_layers < 1:
-        raise ValueError(f"num_layers: {num_layers}, expected at least 1")
-    if not 0 <= layer_idx <= num_layers:
+    check_size("num_layers", num_layers)
+    check_size("layer_idx", layer_idx, 0)
+    if layer_idx > num_layers:
         raise ValueError(f"layer_idx: {layer_idx}, expected 0 to num_layers={num_layers}")
     h = _numbers_of_heads(q)
     return _everywhere(q, -8 * h / len(h) * (1 - layer_idx / num_layers))

@@ -114,6 +114,8 @@ def _of_diagonals(
     for name, n in given.items():
         if isinstance(n, bool) or not isinstance(n, int):
             raise TypeError(f"{name}: {describe(n)}, expected an int")
+        if n >= 2**63:
+            raise ValueError(f"{name}: {n}, expected at most 2^63 - 1")
     if not isinstance(bidirectional, bool):
         raise TypeError(f"bidirectional: {describe(bidirectional)}, expected a bool")
     for name in ("queries", "keys"):

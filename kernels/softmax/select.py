@@ -47,6 +47,8 @@ def positions(i: slice, j: slice, device: torch.device) -> tuple[Tensor, Tensor]
 
 def mean_of_blocks(x: Tensor, block_size: int) -> Tensor:
     """The means of the whole blocks of `[B, T, G, D]`, in float32 `[B, G, blocks, D]`."""
+    # A block longer than the sequence is never whole, and its size may not fit in strides.
+    block_size = min(block_size, x.shape[1] + 1)
     whole = x.shape[1] // block_size
     blocks = x[:, : whole * block_size].unflatten(1, (whole, block_size))
     return blocks.float().mean(2).transpose(1, 2)

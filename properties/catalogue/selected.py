@@ -23,14 +23,14 @@ _BLOCK_SIZE = count(
     "block_size",
     64,
     lambda case: st.one_of(
-        st.integers(1, 9), st.sampled_from([1, 2, 3, 4, 8, 15, 16, 17, 32, 33, 64, 128, 2**40])
+        st.integers(1, 9), st.sampled_from([1, 2, 3, 4, 8, 15, 16, 17, 32, 33, 64, 128, 2**63 - 1])
     ),
     switched=2,
 )
 _TOP_K = count(
     "top_k",
     16,
-    lambda case: st.one_of(st.integers(1, 5), st.integers(1, 20) | st.just(2**40)),
+    lambda case: st.one_of(st.integers(1, 5), st.integers(1, 20) | st.just(2**63 - 1)),
     switched=1,
 )
 
@@ -195,7 +195,7 @@ NSA = declare(
         count(
             "window",
             512,
-            lambda case: st.one_of(st.integers(1, 9), st.integers(1, 200) | st.just(2**40)),
+            lambda case: st.one_of(st.integers(1, 9), st.integers(1, 200) | st.just(2**63 - 1)),
             switched=3,
         ),
     ),

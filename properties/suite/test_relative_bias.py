@@ -124,6 +124,7 @@ def test_attention_with_the_bias_trains_the_table(subject: Subject) -> None:
         ({"buckets": 7}, ValueError, "buckets: 7"),
         ({"buckets": 1, "bidirectional": False}, ValueError, "buckets: 1"),
         ({"max_distance": 8}, ValueError, "max_distance: 8, expected more than 8"),
+        ({"max_distance": 2**63}, ValueError, f"max_distance: {2**63}"),
         ({"bidirectional": 1}, TypeError, "bidirectional: "),
     ],
 )
