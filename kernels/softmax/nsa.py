@@ -84,7 +84,8 @@ def compute(
         check_dtype(name, g, q.dtype, torch.float32)
     indices = select_of_nsa(q, k, *call.packs, block_size, top_k, local_blocks, call.scale)
     q, k, v, g_cmp, g_slc, g_swa = widened(q, k, v, g_cmp, g_slc, g_swa)
-    o_cmp = _compressed(q, k, v, *call.packs, block_size, call.scale)
+    # See `mean_of_blocks`.
+    o_cmp = _compressed(q, k, v, *call.packs, min(block_size, k.shape[1] + 1), call.scale)
     o_slc, _ = attend(call, q, k, v, indices, block_size)
     o_swa, _ = attention_within(
         call.dtype, q, k, v, *call.packs, scale=call.scale, causal=True, window=window, tile=None
