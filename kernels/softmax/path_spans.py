@@ -105,7 +105,8 @@ def locate_block(
         span: SPAN, as a number at run time.
     """
     first, left, sequence, before = locate_chunk(block, cu_seqlens, sequences, tokens, C, PACKED)
-    inside = tl.multiple_of(before % span, C)
+    # An empty block may be at any row.
+    inside = tl.multiple_of(tl.where(left > 0, before % span, 0), C)
     _, _, first_span = locate_sequence(sequence, cu_seqlens, tokens, SPAN, PACKED)
     index = first_span + before // SPAN
     return first - inside, left + inside, before - inside, index, inside
