@@ -81,7 +81,7 @@ def count(
     Args:
         switched: a value that is not the default; None for some value that is drawn.
     """
-    bad = (0, -1, 2**63, 10**30, *NO_COUNTS, *([] if default is None else [None]))
+    bad = (0, -1, *NO_COUNTS) if default is None else (0, -1, None, *NO_COUNTS)
     switch = None if switched is None else lambda case: switched
     return Option(name, default, draw, bad=bad, switch=switch)
 
