@@ -38,6 +38,8 @@ def _backward(
     q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor | None, cu_seqlens_k: Tensor | None,
     d0: Tensor, block_size: int, scale: float,
 ) -> list[Tensor | None]:  # fmt: skip
+    # See `mean_of_blocks`.
+    block_size = min(block_size, k.shape[1] + 1)
     gradients = [torch.zeros_like(x, memory_format=torch.contiguous_format) for x in (q, k, v)]
     dq, dk, dv = gradients
     for i, j in each_sequence(q.shape[1], k.shape[1], cu_seqlens, cu_seqlens_k):
@@ -84,8 +86,7 @@ def compute(
         check_dtype(name, g, q.dtype, torch.float32)
     indices = select_of_nsa(q, k, *call.packs, block_size, top_k, local_blocks, call.scale)
     q, k, v, g_cmp, g_slc, g_swa = widened(q, k, v, g_cmp, g_slc, g_swa)
-    # See `mean_of_blocks`.
-    o_cmp = _compressed(q, k, v, *call.packs, min(block_size, k.shape[1] + 1), call.scale)
+    o_cmp = _compressed(q, k, v, *call.packs, block_size, call.scale)
     o_slc, _ = attend(call, q, k, v, indices, block_size)
     o_swa, _ = attention_within(
         call.dtype, q, k, v, *call.packs, scale=call.scale, causal=True, window=window, tile=None
