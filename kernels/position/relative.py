@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from kernels.arguments import FLOATS, bind_dims, check_dtype, check_tensors, describe
+from kernels.arguments import FLOATS, bind_dims, check_dtype, check_size, check_tensors, describe
 
 
 def relative_buckets(
@@ -110,17 +110,12 @@ def _of_diagonals(
     device: torch.device | str | None,
 ) -> Tensor:
     """Buckets of the distances j - p_i from -(T_k - 1) to T_q - 1."""
-    given = {"queries": queries, "keys": keys, "buckets": buckets, "max_distance": max_distance}
-    for name, n in given.items():
-        if isinstance(n, bool) or not isinstance(n, int):
-            raise TypeError(f"{name}: {describe(n)}, expected an int")
-        if n >= 2**63:
-            raise ValueError(f"{name}: {n}, expected at most 2^63 - 1")
+    check_size("queries", queries, 0)
+    check_size("keys", keys, 0)
+    check_size("buckets", buckets)
+    check_size("max_distance", max_distance)
     if not isinstance(bidirectional, bool):
         raise TypeError(f"bidirectional: {describe(bidirectional)}, expected a bool")
-    for name in ("queries", "keys"):
-        if given[name] < 0:
-            raise ValueError(f"{name}: {given[name]}, expected 0 or more")
     each = buckets // 2 if bidirectional else buckets
     if each < 2 or (bidirectional and buckets % 2):
         wanted = "an even number from 4 on" if bidirectional else "at least 2"
