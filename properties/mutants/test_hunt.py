@@ -301,11 +301,6 @@ def test_a_kill_is_kept_and_a_survivor_only_as_long_as_the_suite(tmp_path: Path)
     assert Fates(path, fresh=True).get("dead", "old") is None
 
 
-def _loop() -> None:
-    while True:
-        pass
-
-
 def _imported_anew(path: str, folder: Path) -> bool:
     import kernels
 
@@ -326,20 +321,16 @@ def test_every_test_of_the_suite_about_kernels_is_tried() -> None:
     assert "properties/suite/test_laws.py" not in files
 
 
-def _die() -> None:
-    os._exit(3)
-
-
 def test_a_trial_that_dies_or_loops_raises() -> None:
     with ForkPool([]) as pool:
         assert pool.submit(divmod, 7, 2).result() == (3, 1)
         with pytest.raises(ZeroDivisionError):
             pool.submit(divmod, 7, 0).result()
         with pytest.raises(TrialDied) as ended:
-            pool.submit(_die).result()
+            pool.submit(exec, "import os; os._exit(3)").result()
         assert not ended.value.of_time
         with pytest.raises(TrialDied) as looped:
-            pool.submit(_loop, seconds=1).result()
+            pool.submit(exec, "while True: pass", seconds=1).result()
         assert looped.value.of_time
         assert pool.submit(divmod, 7, 2).result() == (3, 1)
 

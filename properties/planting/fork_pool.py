@@ -22,8 +22,6 @@ from threading import Lock
 from types import MappingProxyType, TracebackType
 from typing import Any
 
-from properties.device import resolve
-
 _MEMORY = 8 << 30
 _PR_SET_PDEATHSIG = 1
 
@@ -67,6 +65,9 @@ class ForkPool:
         device: str = "auto",
         environment: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
+        # Here, as it imports torch, which servers need only if they preload it.
+        from properties.device import resolve
+
         self._memory = None if resolve(device) == "cuda" else _MEMORY
         self._given = tuple(preload), dict(environment)
         self._idle: SimpleQueue[Connection] = SimpleQueue()
