@@ -71,7 +71,6 @@ def _file_of(stem: Path) -> Path | None:
     return next((file for file in files if file.is_file()), None)
 
 
-@cache
 def _tree(module: str) -> ast.Module:
     path = path_of(module)
     assert path is not None
@@ -85,9 +84,20 @@ def imported(module: str) -> frozenset[str]:
 
 
 def _named(module: str) -> Iterator[str]:
-    for node in ast.walk(_tree(module)):
+    tree = _tree(module)
+    for node in _imports(tree):
+        yield from (name for _, name in bound(node, module, tree))
+
+
+def _imports(tree: ast.Module) -> Iterator[ast.Import | ast.ImportFrom]:
+    """The import statements of a module, without a look at its many expressions."""
+    left: list[ast.AST] = [tree]
+    while left:
+        node = left.pop()
         if isinstance(node, ast.Import | ast.ImportFrom):
-            yield from (name for _, name in bound(node, module, _tree(module)))
+            yield node
+        elif not isinstance(node, ast.expr):
+            left += ast.iter_child_nodes(node)
 
 
 def bound(node: ast.Import | ast.ImportFrom, module: str, tree: ast.AST) -> Iterator[Bound]:
@@ -133,10 +143,16 @@ def origin_of(package: str, name: str) -> str:
         return f"{package}.{name}"
     path = path_of(package)
     if path is not None and path.name == "__init__.py" and _lists_ops(package):
-        for node in _tree(package).body:
-            if isinstance(node, ast.ImportFrom) and name in [a.name for a in node.names]:
-                return origin_of(str(node.module), name)
+        origin = _listed(package).get(name)
+        return origin_of(origin, name) if origin else package
     return package
+
+
+@cache
+def _listed(package: str) -> dict[str, str]:
+    """The names that a package re-exports, and the modules that it has them from."""
+    nodes = [node for node in _tree(package).body if isinstance(node, ast.ImportFrom)]
+    return {alias.name: str(node.module) for node in nodes for alias in node.names}
 
 
 def _lists_ops(package: str) -> bool:
