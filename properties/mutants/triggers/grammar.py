@@ -11,7 +11,7 @@ factors. Some atoms stand alone: each power of two is one, but pairs use the coa
 kernels take another path.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import combinations, pairwise
 from math import inf
@@ -158,11 +158,13 @@ def pairs(op: Op, every: list[Atom]) -> "np.ndarray[Any, Any]":
         1 for a pair, 0 for none, -1 for one that costs too much.
     """
     wanted = np.zeros((len(every), len(every)), dtype=np.int8)
+    dims = [*(a.dims for a in op.arguments), *(o.dims for o in op.outputs)]
+    letters = {letter for these in dims for letter in these.split()} | {*op.dims, *"TSNBH"}
     for (i, a), (j, b) in combinations(enumerate(every), 2):
         if a.about == b.about or a.alone or b.alone or not _in_one_place(a, b):
             continue
         if _agree(a, b):
-            wanted[i, j] = -1 if _costly(op, a, b) else 1
+            wanted[i, j] = -1 if _costly(op, letters, a, b) else 1
     return wanted
 
 
@@ -185,11 +187,13 @@ def _meet(x: Allowed, y: Allowed) -> bool:
     return any(value in other for value in one.values)
 
 
-def _costly(op: Op, *both: Atom) -> bool:
-    """Whether the smallest case with both costs more than any drawn case."""
-    every = [*(a.dims for a in op.arguments), *(o.dims for o in op.outputs)]
-    letters = {letter for dims in every for letter in dims.split()} | set(op.dims)
-    least: dict[str, float] = dict.fromkeys(letters | set("TSNBH"), 1)
+def _costly(op: Op, letters: Iterable[str], *both: Atom) -> bool:
+    """Whether the smallest case with both costs more than any drawn case.
+
+    Args:
+        letters: of all sizes.
+    """
+    least: dict[str, float] = dict.fromkeys(letters, 1)
     for atom in both:
         for name, allowed in atom.needs.items():
             if name in least:

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -37,8 +38,18 @@ def subject(ours: Ours) -> Subject:
     return Subject(Witness(ours), torch.device("cpu"), quick=True)
 
 
-def test_the_grammar_lists_the_promises_of_an_op(ours: Ours) -> None:
-    texts = [atom.text for atom in atoms(OPS["gla"], ours)]
+@pytest.fixture(scope="module")
+def of_gla(ours: Ours) -> list[Atom]:
+    return atoms(OPS["gla"], ours)
+
+
+@pytest.fixture(scope="module")
+def pairs_of_gla(of_gla: list[Atom]) -> Any:
+    return pairs(OPS["gla"], of_gla)
+
+
+def test_the_grammar_lists_the_promises_of_an_op(of_gla: list[Atom]) -> None:
+    texts = [atom.text for atom in of_gla]
     assert len(set(texts)) == len(texts)
     assert set(texts) >= {
         "K = 256",
@@ -86,15 +97,14 @@ def test_the_grammar_lists_the_promises_of_an_op(ours: Ours) -> None:
     ],
 )
 def test_pairs_contain_only_compatible_atoms(
-    one: str, other: str, kind: int | None, ours: Ours
+    one: str, other: str, kind: int | None, of_gla: list[Atom], pairs_of_gla: Any
 ) -> None:
-    every = atoms(OPS["gla"], ours)
-    texts = [atom.text for atom in every]
+    texts = [atom.text for atom in of_gla]
     if kind is None:
         assert one not in texts
         return
     i, j = sorted((texts.index(one), texts.index(other)))
-    assert pairs(OPS["gla"], every)[i, j] == kind
+    assert pairs_of_gla[i, j] == kind
 
 
 def test_cases_are_those_of_our_kernels(ours: Ours, monkeypatch: pytest.MonkeyPatch) -> None:
