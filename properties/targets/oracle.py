@@ -31,8 +31,7 @@ class Oracle(Target):
         def implementation(
             *, mode: str, tile: int | None, **given: Any
         ) -> Tensor | tuple[Tensor | None, ...]:
-            with _without_autocast(given):
-                _check(op, mode, tile, given)
+            _check(op, mode, tile, given)
             return compute(op, given)
 
         return implementation
@@ -64,10 +63,15 @@ def _check(op: Op, mode: str, tile: object, given: Mapping[str, Any]) -> None:
     for name, x in given.items():
         if isinstance(x, Tensor) and x.dtype == torch.float64:
             raise TypeError(f"{name}: float64, expected float32, bfloat16 or float16")
+    check(op, given)
+
+
+def check(op: Op, given: Mapping[str, Any]) -> None:
+    """Raise the errors of the oracle about a call."""
     # A call in place writes to a copy of the same strides here.
     first = op.arguments[0].name
     copied = {first: deepcopy(given[first].detach())} if given.get("inplace") is True else {}
-    with torch.no_grad():
+    with torch.no_grad(), _without_autocast(given):
         op.oracle(**{**given, **copied})
 
 

@@ -27,7 +27,7 @@ from properties.jobs import Job, hypothesis_test
 from properties.laws import Subject
 from properties.mutants.triggers import facts
 from properties.mutants.triggers.facts import Facts
-from properties.targets.oracle import compute
+from properties.targets.oracle import check, compute
 from properties.targets.ours import Ours
 from properties.targets.target import Target
 
@@ -108,9 +108,7 @@ class Witness(Target):
             # Before the call writes in place.
             known = facts.of_call(op, mode, tile, given)
             if self._may_be_refused:
-                # The oracle checks the arguments.
-                with torch.no_grad():
-                    compute(OPS[op.name], given)
+                check(OPS[op.name], given)
             returned = op.oracle(**given)
             known |= {"context": self._context, **self._of_the_call_before(op, given)}
             self.calls.append(known)
