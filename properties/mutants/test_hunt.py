@@ -308,11 +308,9 @@ def _imported_anew(path: str, folder: Path) -> bool:
     return sys.modules["kernels"] is not kernels
 
 
-def test_a_survey_runs_tests_beside_a_package_imported_anew(tmp_path: Path) -> None:
+def test_a_survey_runs_tests_beside_a_package_imported_anew(blind: Suite, tmp_path: Path) -> None:
     """A trial imports modules anew; a test that fails from that alone would kill every mutant."""
-    with ForkPool([]) as pool:
-        path = "kernels/test_auto_mode.py"
-        assert pool.submit(_imported_anew, path, tmp_path).result()
+    assert blind.pool.submit(_imported_anew, "kernels/test_auto_mode.py", tmp_path).result()
 
 
 def test_every_test_of_the_suite_about_kernels_is_tried() -> None:
