@@ -69,9 +69,11 @@ class Mutant:
     def _lines_of(self, piece: Change) -> Iterator[str]:
         start = self.source.rfind("\n", 0, piece.start) + 1
         stop = self.source.find("\n", piece.stop) % (len(self.source) + 1)
-        before = self.source[start:stop]
-        after = piece.moved(-start).of(before)
-        for line in difflib.ndiff(before.splitlines(), after.splitlines()):
+        text = self.source[start:stop]
+        before, after = text.splitlines(), piece.moved(-start).of(text).splitlines()
+        # The difference of two lines takes long to find.
+        one = len(before) == len(after) == 1
+        for line in [f"- {before[0]}", f"+ {after[0]}"] if one else difflib.ndiff(before, after):
             if line[0] in "+-":
                 yield f"{line[0]} {line[1:].strip()}"
 
