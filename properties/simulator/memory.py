@@ -18,7 +18,7 @@ import torch
 from torch.jit._builtins import _register_builtin
 from torch.utils._device import _device_constructors
 
-from .numerics import ELEMENTS, Array, Element
+from .numerics import ELEMENTS, Array, Element, some
 
 Pointer = tuple["Buffer", Array]
 Member = Callable[[Array], Array]
@@ -118,10 +118,16 @@ class Traffic:
 def sign(book: Array, place: Array, mark: Array) -> None:
     """Enter a program at each place, unless it wrote there; several programs become SEVERAL."""
     before = book.take(place)
-    alone = (before == 0) | (before == mark)
-    entry = np.where(alone, mark, np.where(before == -mark, before, SEVERAL))
+    if not some(before != mark):
+        return
+    entry = mark
+    if some(before):
+        alone = (before == 0) | (before == mark)
+        entry = np.where(alone, mark, np.where(before == -mark, before, SEVERAL))
     book[place] = entry
-    book[place[book.take(place) != entry]] = SEVERAL
+    lost = book.take(place) != entry
+    if some(lost):
+        book[place[lost]] = SEVERAL
 
 
 class Buffer:

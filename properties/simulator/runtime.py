@@ -30,7 +30,17 @@ from .errors import (
     UninitializedRead,
 )
 from .memory import ANYWHERE, SEVERAL, Buffer, Pointer, choose, sign
-from .numerics import ELEMENTS, ROUNDING, Array, as_unsigned, gather, tf32, unsigned
+from .numerics import (
+    ELEMENTS,
+    ROUNDING,
+    Array,
+    as_unsigned,
+    every,
+    gather,
+    some,
+    tf32,
+    unsigned,
+)
 from .options import Options
 
 Active = Array | None
@@ -84,16 +94,6 @@ def either(one: Predicate, two: Predicate) -> Predicate:
         return one
     both = one | two
     return None if every(both) else both
-
-
-def some(x: Array) -> bool:
-    """`x.any()`, several times faster for small arrays."""
-    return bool(np.count_nonzero(x))
-
-
-def every(x: Array) -> bool:
-    """`x.all()`, likewise."""
-    return bool(np.count_nonzero(x) == x.size)
 
 
 def along(pred: Array, rank: int) -> Array:
@@ -556,11 +556,13 @@ class Slab:
         traffic = buffer.traffic
         assert traffic is not None
         offset, number = lanes_of(active, offset, along(self.number, offset.ndim))
-        rival = traffic.writer.take(offset + buffer.shift)
-        wrong = (rival != 0) & (abs(rival) != number)
-        self.race(site, buffer, offset, number, rival, wrong, "read", "wrote it")
+        place = offset + buffer.shift
+        rival = traffic.writer.take(place)
+        if some(rival):
+            wrong = (rival != 0) & (abs(rival) != number)
+            self.race(site, buffer, offset, number, rival, wrong, "read", "wrote it")
         if traffic.reader is not None:
-            sign(traffic.reader, offset + buffer.shift, number)
+            sign(traffic.reader, place, number)
 
     def check_readers(
         self, site: Site, buffer: Buffer, offset: Array, number: Array, done: str
@@ -569,8 +571,9 @@ class Slab:
         assert buffer.traffic is not None
         if buffer.traffic.reader is not None:
             rival = buffer.traffic.reader.take(offset + buffer.shift)
-            wrong = (rival != 0) & (rival != number)
-            self.race(site, buffer, offset, number, rival, wrong, done, "read it")
+            if some(rival):
+                wrong = (rival != 0) & (rival != number)
+                self.race(site, buffer, offset, number, rival, wrong, done, "read it")
 
     def race(
         self,
