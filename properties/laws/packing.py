@@ -25,7 +25,7 @@ from properties.laws.law import Law, Run, with_own_elements
 from properties.laws.shared_tensors import summed
 
 # The most tokens of a pack that is made of more than two rows.
-_TOKENS = 1024
+_TOKENS = 256
 
 
 def check(run: Run) -> float:
