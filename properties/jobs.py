@@ -33,7 +33,7 @@ _16_BITS = ("bfloat16", "float16")
 # Examples (bundles of cases) that all jobs get together in the profile `ci`. A new op, mode or law
 # takes its examples from the others, so the suite does not grow with the catalogue until there are
 # as many jobs: each job has at least one.
-EXAMPLES_OF_CI = 2100
+EXAMPLES_OF_CI = 1600
 # A run of few jobs draws up to `_MOST_TIMES` as many examples for each, while all together stay
 # below `_EXAMPLES_OF_FEW`.
 _MOST_TIMES, _EXAMPLES_OF_FEW = 24.0, 1000
