@@ -30,7 +30,7 @@ OracleFunction = Callable[[Tensors], dict[str, Tensor]]
 
 DRAWS = 12
 # Enough perturbed runs to accept most results.
-FEW_DRAWS = 4
+FEW_DRAWS = 2
 # Enough to meet rare deviations, see `budgets`: a number is an outlier of one sign in one of 32.
 MANY_DRAWS = 192
 # The most numbers that an operation on simultaneous runs makes on average: with fewer its overhead
