@@ -5,9 +5,10 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import chain, islice, zip_longest
 from itertools import count as counting
+from time import monotonic
 
 from properties.fuzz.answer import Judge
-from properties.fuzz.fork_server import end_server, without_interrupts
+from properties.fuzz.fork_server import LOOK, end_server, without_interrupts
 from properties.fuzz.log import ORACLE
 from properties.fuzz.night import Night
 from properties.fuzz.turn import Turn
@@ -54,7 +55,7 @@ class Lanes:
         limit = _LAST if night.stopped else _DRAWING
         for turn in [*self.turns]:
             turn.end_drawing(limit)
-        if night.stopped:
+        if monotonic() > night.stopped_at + LOOK:
             # A thread may wait for a process that takes long to start.
             end_server()
 
