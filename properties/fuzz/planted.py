@@ -694,9 +694,9 @@ def flaky(device: torch.device) -> Adapter:
 
 
 def wearing_out(device: torch.device) -> Adapter:
-    """Wrong from its twentieth call in a process on."""
+    """Wrong after ten calls in a process; three cases make at most nine."""
     calls = count()
-    return _adapter(lambda x: right(x) * (1 if next(calls) < 20 else 2))
+    return _adapter(lambda x: right(x) * (1 if next(calls) < 10 else 2))
 
 
 def good(device: torch.device) -> Adapter:
