@@ -167,14 +167,9 @@ def test_offsets_into_tensors_are_64_bits_wide(
     inputs, cotangents = subject.inputs(op, case), subject.cotangents(op, case)
     # Boundaries and positions too, which a kernel must widen after loading.
     tables = {n: x.int() for n, x in inputs.tensors.items() if x.dtype == torch.int64}
-    inputs = inputs.with_tensors(tables)
+    # An index that does not fit raises; it never becomes another one, which would change a result.
     with simulator.simulating(index_bits=_extent(mode, extent).bits):
-        got = subject.run(op, case, inputs, cotangents)
-    with simulator.simulating(checks=False):
-        want = subject.run(op, case, inputs, cotangents)
-    assert set(got) == set(want)
-    for name, x in want.items():
-        assert torch.equal(got[name], x), name
+        subject.run(op, case, inputs.with_tensors(tables), cotangents)
 
 
 @pytest.mark.parametrize(("name", "mode"), MODES_WITH_KERNELS)
