@@ -232,10 +232,10 @@ def test_a_kernel_reaches_only_the_laws_of_ops_that_call_it() -> None:
         "attention", "differential_attention", "mla", "nsa", "wall_attn",
     }  # fmt: skip
     assert _ops("reference/softmax/attention.py") == {"attention", "differential_attention"}
-    every = {name for name, _ in modules(["kernels"])}
+    reached = {name: _ops(_file(name)) for name, _ in modules(["kernels"])}
     for op in _WITH_KERNELS:
-        far = every - OpModules.of(op).kernels
-        assert not any(op.name in _ops(_file(module)) for module in far)
+        far = reached.keys() - OpModules.of(op).kernels
+        assert not any(op.name in reached[module] for module in far)
 
 
 def test_laws_budgets_and_strategies_reach_every_op() -> None:
@@ -448,24 +448,28 @@ def test_pytest_combines_changed_with_other_options(copy: Path) -> None:
 
 
 @pytest.mark.ops("gla")
-def test_pytest_rejects_an_unknown_commit(copy: Path) -> None:
-    code, told = _pytest(copy, "--changed", "nosuch")
-    assert code == pytest.ExitCode.USAGE_ERROR
-    assert "ERROR: --changed: 'nosuch', expected a commit" in told
-
-
-@pytest.mark.ops("gla")
-def test_a_target_of_another_repository_is_rejected(
-    pytestconfig: pytest.Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("target", "revision", "told"),
+    [
+        ("ours", "nosuch", "'nosuch', expected a commit"),
+        ("mine:target", "", "target 'mine:target', expected one of a checkout of this suite"),
+    ],
+)
+def test_pytest_rejects_an_unknown_commit_and_a_target_of_another_repository(
+    target: str,
+    revision: str,
+    told: str,
+    pytestconfig: pytest.Config,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     (tmp_path / "mine.py").write_text("from properties.targets.oracle import target\n")
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(pytestconfig.option, "oracles_target", "mine:target")
-    monkeypatch.setattr(pytestconfig.option, "oracles_changed", "")
-    expected = "^--changed: target 'mine:target', expected one of a checkout of this suite"
+    monkeypatch.setattr(pytestconfig.option, "oracles_target", target)
+    monkeypatch.setattr(pytestconfig.option, "oracles_changed", revision)
     monkeypatch.setenv("PYTEST_XDIST_WORKER", "gw0")
     before = dict(os.environ)
-    with pytest.raises(pytest.UsageError, match=expected):
+    with pytest.raises(pytest.UsageError, match=f"^--changed: {told}"):
         session.pytest_configure(pytestconfig)
     assert dict(os.environ) == before
 
