@@ -4,7 +4,7 @@ timer.
 
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -286,28 +286,29 @@ def _asked_for(row: tuple[str, str], stage: Stage) -> list[str]:
     return asked
 
 
-def test_each_stage_tunes_kernels_that_are_launched() -> None:
-    worker = CompilerProcess()
-    try:
-        for row, stages in STAGES.items():
-            for stage in stages:
-                asked = worker.call(_asked_for, row, stage)
-                assert stage.kernel is None or stage.kernel in asked, f"{row} {stage.name}"
-    finally:
-        worker.close()
+@pytest.fixture(scope="module")
+def compiler() -> Iterator[CompilerProcess]:
+    process = CompilerProcess()
+    yield process
+    process.close()
 
 
-def test_a_candidate_is_compiled_ahead_and_too_large_a_one_refused() -> None:
-    worker = CompilerProcess()
+def test_each_stage_tunes_kernels_that_are_launched(compiler: CompilerProcess) -> None:
+    for row, stages in STAGES.items():
+        for stage in stages:
+            asked = compiler.call(_asked_for, row, stage)
+            assert stage.kernel is None or stage.kernel in asked, f"{row} {stage.name}"
+
+
+def test_a_candidate_is_compiled_ahead_and_too_large_a_one_refused(
+    compiler: CompilerProcess,
+) -> None:
     stage = STAGES["attention", "parallel"][0]
     fits = ATTENTION.entry(HOPPER)
     large = replace(fits, tokens=64, keys=128, num_stages=16)
     problem = replace(ATTENTION, drawn=0)
-    try:
-        good = worker.call(trial.compiled, problem, stage, fits, "sm_90")
-        bad = worker.call(trial.compiled, problem, stage, large, "sm_90")
-    finally:
-        worker.close()
+    good = compiler.call(trial.compiled, problem, stage, fits, "sm_90")
+    bad = compiler.call(trial.compiled, problem, stage, large, "sm_90")
     assert good == TrialResult()
     assert "bytes of shared memory" in bad.wrong
 
