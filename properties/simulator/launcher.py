@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import triton.language as tl
 from triton.compiler import compiler
 from triton.compiler.errors import CompileTimeAssertionFailure
 from triton.runtime import autotuner, driver, jit
@@ -297,6 +298,25 @@ def parsed(source: str) -> ast.Module:
     return ast.parse(source)
 
 
+def sharing(make: Callable[..., None]) -> Callable[..., None]:
+    """In place of `tl.tensor.__init__`: let tensors of one type share their shape.
+
+    The frontend wraps each size of it anew for every value of a kernel.
+    """
+    shared: dict[str, dict[str, Any]] = {}
+    own = ("handle", "type", "dtype")
+
+    def initialise(tensor: Any, handle: Any, type: Any) -> None:
+        known = shared.get(type.name)
+        if known is None:
+            make(tensor, handle, type)
+            shared[type.name] = {k: x for k, x in vars(tensor).items() if k not in own}
+        else:
+            vars(tensor).update(known, handle=handle, type=type, dtype=type.scalar)
+
+    return initialise
+
+
 @cache
 def keep_memory() -> None:
     """Make the C library reuse freed arrays of up to 64 MB.
@@ -342,6 +362,7 @@ class Session:
         self.replace(jit.JITFunction, "run", run_anywhere)
         self.replace(jit.JITFunction, "_do_compile", compile_step)
         self.replace(jit.JITFunction, "parse", lambda function: parsed(function.src))
+        self.replace(tl.tensor, "__init__", sharing(tl.tensor.__init__))
         self.replace(autotuner.Autotuner, "run", run_autotuned)
         self.replace(driver, "_active", Driver())
         for owner, name, new in (*allocators(), *answers()):

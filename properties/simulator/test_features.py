@@ -345,6 +345,23 @@ def test_scans_run_in_both_directions(reverse: bool) -> None:
 
 
 @triton.jit
+def values_of_many_types(out, wide, narrow, N: tl.constexpr):
+    rows, columns = tl.arange(0, N), tl.arange(0, 2 * N)
+    tl.static_assert(columns.shape[0] == 2 * N and columns.numel == 2 * N)
+    total = tl.sum(tl.load(wide + rows[:, None] * 2 * N + columns[None, :]), 1)
+    tl.static_assert(total.shape[0] == N and total.numel == N)
+    x = tl.load(narrow + rows)
+    tl.static_assert(x.dtype == tl.bfloat16 and x.to(tl.float32).dtype == tl.float32)
+    tl.store(out + rows, x + total)
+
+
+def test_values_of_one_shape_or_dtype_keep_their_own_type() -> None:
+    wide, narrow = torch.randn(N, 2 * N), torch.randn(N).bfloat16()
+    out = launch(values_of_many_types, torch.empty(N), wide, narrow, N=N)
+    torch.testing.assert_close(out, narrow + wide.sum(1))
+
+
+@triton.jit
 def sorting(out, x, N: tl.constexpr, DESCENDING: tl.constexpr):
     i = tl.arange(0, N)
     tl.store(out + i, tl.sort(tl.load(x + i), descending=DESCENDING))
