@@ -295,6 +295,14 @@ class Bounded(Adapter):
         return self.op.oracle(**given)
 
 
+@pytest.mark.ops("rotary_embedding")
+def test_an_oracle_names_a_bad_argument_of_a_call_in_place() -> None:
+    call = load("oracle", torch.device("cpu")).function(OPS["rotary_embedding"])
+    angle = torch.zeros(1, 1)
+    with pytest.raises(TypeError, match=r"^x: "):
+        call(mode="fused", tile=None, x=[1.0], cos=angle, sin=angle, inplace=True)
+
+
 @pytest.mark.parametrize("name", ["gla", "delta_rule", "attention"])
 @pytest.mark.parametrize("law", sorted(set(LAWS) - {"rejection"}))
 def test_no_law_leaves_the_bounds_of_an_adapter(

@@ -70,7 +70,8 @@ def check(op: Op, given: Mapping[str, Any]) -> None:
     """Raise the errors of the oracle about a call."""
     # A call in place writes to a copy of the same strides here.
     first = op.arguments[0].name
-    copied = {first: deepcopy(given[first].detach())} if given.get("inplace") is True else {}
+    in_place = given.get("inplace") is True and isinstance(given[first], Tensor)
+    copied = {first: deepcopy(given[first].detach())} if in_place else {}
     with torch.no_grad(), _without_autocast(given):
         op.oracle(**{**given, **copied})
 
