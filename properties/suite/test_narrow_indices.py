@@ -34,9 +34,9 @@ TOKENS, SEQUENCES = 1100, 100
 _SIZES = {"H": 2, "G": 1, "R": 2, "K": 3, "V": 4, "D": 8, "P": 3}
 # A recurrence keeps 32 states of 16 x 16 for its backward pass. It loops over tokens, and the
 # simulator runs its heads at once: so there are many heads and few tokens.
-_RECURRENT_BITS, _RECURRENT_TOKENS, _RECURRENT_SEQUENCES = 14, 375, 50
+_RECURRENT_BITS, _RECURRENT_TOKENS, _RECURRENT_SEQUENCES = 14, 94, 14
 # A state of channels alone is one row.
-_RECURRENT_SIZES = {"H": 24, "G": 12, "R": 2, "K": 3, "V": 5, "D": 170}
+_RECURRENT_SIZES = {"H": 96, "G": 48, "R": 2, "K": 3, "V": 5, "D": 680}
 _OTHER_SIZE = 4
 
 
@@ -63,7 +63,7 @@ class Extent:
 _MANY_HEADS = {"H": 40, "G": 20, "R": 2, "K": 1, "V": 1}
 # If programs share a dim, a sum over it has a part for each, and the second part begins after 2^14
 # rows. Smaller are 32 states of 16 x 32, and 64 rows of 2 heads of 33 channels.
-_WIDE = Extent(batch=150, tokens=56, bits=15)
+_WIDE = Extent(batch=255, tokens=33, bits=15)
 EXTENTS = {
     "tokens": Extent(tokens=TOKENS),
     "batch": Extent(batch=SEQUENCES),
