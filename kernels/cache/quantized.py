@@ -142,6 +142,7 @@ class QuantizedCache(PagedCache):
         if attention is None:
             return super()._attend(q, update, None, options)
         # A view is float32, and an attention takes tensors of one dtype, and returns it.
+        options = {n: x.float() if _is_in(q.dtype, x) else x for n, x in options.items()}
         o, lse = super()._attend(q.float(), update, attention, options)
         return o.to(q.dtype) if o.dtype == torch.float32 else o, lse
 
@@ -160,6 +161,10 @@ class QuantizedCache(PagedCache):
                 *update.scales, self.k_scale[..., None], self.v_scale[..., None], self._table(),
                 length, counts, self.ring,
             )  # fmt: skip
+
+
+def _is_in(dtype: torch.dtype, option: Any) -> bool:
+    return isinstance(option, Tensor) and option.dtype == dtype
 
 
 def _check_scale(name: str, scale: float | None) -> None:

@@ -37,6 +37,8 @@ from properties.suite.caches.calls import (
 )
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+# Options of attention with a number for each head, in the dtype of q or in float32.
+PER_HEAD = ("alibi_slopes", "sink")
 TOKENS = st.integers(0, 7)
 COUNTS = st.lists(st.integers(0, 7), min_size=4, max_size=4)
 SEEDS = st.integers(0, 2**16)
@@ -81,7 +83,8 @@ CONTIGUOUS = ("contiguous",) * 3
 
 def in_double(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> tuple[Tensor, Tensor | None]:
     """The oracle attention in float64, free of a kernel's rounding."""
-    return reference.attention(q.double(), k.double(), v.double(), **options)
+    per_head = {n: options[n].double() for n in PER_HEAD if options.get(n) is not None}
+    return reference.attention(q.double(), k.double(), v.double(), **options | per_head)
 
 
 def in_its_second_call() -> Callable[..., tuple[Tensor, Tensor | None]]:
@@ -94,6 +97,13 @@ def in_its_second_call() -> Callable[..., tuple[Tensor, Tensor | None]]:
         return in_double(*tensors, **options)
 
     return attention
+
+
+def _alike(one: object, other: object) -> bool:
+    """Whether an option reaches an attention, perhaps in another dtype."""
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return torch.equal(one.float(), other.float())
+    return one is other
 
 
 def smallest(dtype: torch.dtype) -> float:
@@ -349,7 +359,8 @@ class KVMachine(RuleBasedStateMachine):
         narrower=st.none() | st.integers(1, 9),
         spelled_out=st.booleans(),
         with_kernel=st.booleans(),
-        logits=st.sets(st.sampled_from(["softcap", "sink", "alibi_slopes"])),
+        logits=st.sets(st.sampled_from(["softcap", *PER_HEAD])),
+        in_float32=st.booleans(),
         return_lse=st.booleans(),
     )
     def attend(
@@ -359,6 +370,7 @@ class KVMachine(RuleBasedStateMachine):
         spelled_out: bool,
         with_kernel: bool,
         logits: set[str],
+        in_float32: bool,
         return_lse: bool,
     ) -> None:
         """Attend with this project's kernel, or with the float64 oracle and all its options."""
@@ -368,6 +380,7 @@ class KVMachine(RuleBasedStateMachine):
             options["window"] = narrower
         if not with_kernel:
             per_head = torch.arange(1.0, self.heads + 1, device=self.device) / 8
+            per_head = per_head if in_float32 else per_head.to(self.dtype)
             values = {"softcap": 1.5, "sink": per_head, "alibi_slopes": per_head}
             options |= {name: values[name] for name in logits}
         asked = options | ({"return_lse": True} if return_lse else {})
@@ -378,6 +391,9 @@ class KVMachine(RuleBasedStateMachine):
 
         def own(q: Tensor, k: Tensor, v: Tensor, **given: Any) -> tuple[Tensor, Tensor | None]:
             heard.update(given)
+            for name in PER_HEAD:
+                x = given.get(name)
+                assert x is None or x.dtype in (q.dtype, torch.float32), f"{name} is {x.dtype}"
             return in_double(q, k, v, **given)
 
         with context(call.where, self.device):
@@ -399,7 +415,7 @@ class KVMachine(RuleBasedStateMachine):
         if with_kernel:
             self.check_dtypes(o, lse)
         options.setdefault("window", self.window)
-        assert not heard or all(heard.get(name) is value for name, value in options.items())
+        assert not heard or all(_alike(heard.get(name), x) for name, x in options.items())
         for n, count in enumerate(counts):
             rows = None if lse is None else lse[n, :, :count]
             self.check_rows(q[n, :count].detach(), o[n, :count], rows, n, options, with_kernel)
