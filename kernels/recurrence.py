@@ -227,15 +227,19 @@ def documented(
 
     def decorate(page: Callable[P, R]) -> Callable[P, R]:
         parameters = spelled_out(page).parameters
-        values = ["K or V above 256"]
-        if any("G" in axes(parameter.annotation) for parameter in parameters.values()):
+        dims = {dim for parameter in parameters.values() for dim in axes(parameter.annotation)}
+        limited = [dim for dim in ("K", "V") if dim in dims]
+        verb = "are" if len(limited) > 1 else "is"
+        limit = f" {' and '.join(limited)} {verb} 1 to 256." if limited else ""
+        values = [f"{' or '.join(limited)} above 256"] if limited else []
+        if "G" in dims:
             values.append("H not G, 2 G, 3 G, ...")
         if "scale" in parameters:
             values.append(BAD_SCALE)
         return op(
             run,
             outputs=outputs,
-            about=f"Differentiable once{both}. All sums are float32. K and V are 1 to 256.",
+            about=f"Differentiable once{both}. All sums are float32.{limit}",
             same_dtype=same_dtype,
             texts={**_STATE_TEXTS, "mode": mode, "tile": tile},
             raises=[*values, BAD_BOUNDARIES, *raises],
