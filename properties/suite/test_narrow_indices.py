@@ -74,6 +74,8 @@ EXTENTS = {
     "heads": Extent(_MANY_HEADS, tokens=215, bits=14),
     "keys": replace(_WIDE, sizes={"K": 33, "H": 2, "G": 1, "R": 1}),
     "values": replace(_WIDE, sizes={"V": 33, "H": 2, "G": 1, "R": 1}),
+    # Parts of a gradient that sums over tokens: a row of channels for each program.
+    "channels": replace(_WIDE, sizes={"D": 70}, tokens=17),
 }
 
 
@@ -101,6 +103,8 @@ def _has(op: Op, mode: str, extent: str) -> bool:
             return carries_states(op) and not is_delta(op) and mode != "parallel"
         case "values":
             return mode in ("fused_recurrent", "fused_chunk")
+        case "channels":
+            return "D" in op.dims
     return bool(op.packed_by) or not EXTENTS[extent].packed
 
 
