@@ -133,6 +133,9 @@ class Asker:
                 also = "too"
             elif answer.doubtful == HANGS:
                 also = "takes too long to tell"
+            elif answer.failure is not None:
+                # One that does not check addresses goes on to wrong values.
+                also = f"fails otherwise: {answer.failure.report.splitlines()[0]}"
             else:
                 also = "does not show it"
         return first, f"  engines   the {second.beside}; the {second.engine} {also}"

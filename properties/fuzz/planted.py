@@ -563,6 +563,17 @@ def outside(device: torch.device) -> Adapter:
     return _adapter(l2norm)
 
 
+def between_rows(device: torch.device) -> Adapter:
+    """Wrong values, of a Triton kernel that reads between the rows of its argument."""
+
+    def l2norm(x: Tensor) -> Tensor:
+        rows, y = torch.zeros(32, 2)[:, 0], torch.empty(16)
+        _outside[(1,)](rows, y, 1)
+        return right(x) + 1 + y[0]
+
+    return _adapter(l2norm)
+
+
 def sharing(device: torch.device) -> Adapter:
     """Two ops whose kernels go out of bounds in a shared function."""
 

@@ -553,6 +553,15 @@ def test_an_illegal_address_is_one_bug_on_both_engines(fuzz: Fuzz) -> None:
     assert "1 bug in" in printed
 
 
+def test_an_engine_that_shows_a_wrong_address_as_wrong_values_says_so(fuzz: Fuzz) -> None:
+    _, printed = fuzz("between_rows", "--seed", "3", "--no-shrink")
+    assert "between the rows of the view" in printed
+    assert (
+        "engines   the simulator; the interpreter fails otherwise: differential does not" in printed
+    )
+    assert "1 bug in" in printed
+
+
 def test_a_bug_in_code_that_ops_share_is_one_bug(fuzz: Fuzz) -> None:
     chosen = "--op", "short_conv", "--law", "determinism", "--examples", "25"
     _, printed = fuzz("sharing", *chosen, "--no-shrink")
