@@ -195,8 +195,9 @@ def test_drawing_that_never_ends_is_told_and_ended(
     code, printed = fuzz("drawing_endlessly", "--minutes", "5")
     assert code == 1
     assert "drawing a case of l2norm-fused-differential-float32 takes over" in printed
-    # In either line of its loop.
-    assert re.search(r'planted\.py", line [0-9]+, in bound\n', printed), printed
+    # Whichever line of its loop the interrupt meets.
+    loop = "while True:", "case = replace(case, seed=case.seed + 1)"
+    assert any(line in printed for line in loop), printed
 
 
 def test_drawing_in_compiled_code_does_not_hold_up_the_end(
