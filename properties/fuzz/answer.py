@@ -10,6 +10,7 @@ from properties.cases.case import Case
 from properties.laws import Subject
 from properties.laws.fingerprint import Fingerprint
 from properties.simulator import Stuck
+from properties.verdict.excess import Excess
 from properties.verdict.picture import Picture
 from properties.verdict.report import Repro
 
@@ -56,6 +57,7 @@ class Failure:
         also: fingerprints of other results that differ.
         fatal: the case hangs or ends its process.
         picture: of the result that differs.
+        excess: how far the worst result that differs is off.
     """
 
     fingerprint: Fingerprint
@@ -66,6 +68,7 @@ class Failure:
     also: tuple[Fingerprint, ...] = ()
     fatal: bool = False
     picture: Picture | None = None
+    excess: Excess | None = None
 
     @property
     def fingerprints(self) -> tuple[Fingerprint, ...]:

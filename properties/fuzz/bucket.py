@@ -16,6 +16,7 @@ from properties.fuzz.needs import parts, told
 from properties.laws.fingerprint import Fingerprint
 from properties.targets import NAMES
 from properties.targets.ledger import entry_file
+from properties.verdict.excess import Excess
 from properties.verdict.report import regression_file
 
 
@@ -42,6 +43,7 @@ class Bucket:
         needs: parts of its cases (`properties.fuzz.needs`) without which they pass.
         spare: parts of later cases that these turned out not to need.
         steady: whether it repeats each time; if not, what it needs cannot be told.
+        worst: the failure whose results are furthest off; None if none is told by numbers.
     """
 
     smallest: list[Failure]
@@ -57,12 +59,15 @@ class Bucket:
     needs: tuple[str, ...] = ()
     spare: tuple[str, ...] = ()
     steady: bool = True
+    worst: Failure | None = None
 
     def __post_init__(self) -> None:
         if not self.name:
             law, case, bug = self.first.law, self.first.case, self.first.fingerprint.bug
             digest = hashlib.sha256(repr(bug).encode()).hexdigest()[:8]
             self.name = f"{case.op}_{case.mode}_{law}_{digest}"
+        for failure in self.smallest:
+            self._note_excess(failure)
 
     @property
     def first(self) -> Failure:
@@ -86,16 +91,30 @@ class Bucket:
 
     @property
     def others(self) -> list[str]:
-        return [
+        also = [
             f"  also      {failure.fingerprint}: {failure.case.line()}"
             for failure in self.smallest[1:]
         ]
+        worst = self.at_worst
+        return [*also, f"  at worst  {self.how_far}: {worst.case.line()}"] if worst else also
+
+    @property
+    def at_worst(self) -> Failure | None:
+        """The failure that is furthest off, unless it is among the smallest."""
+        return self.worst if self.worst not in self.smallest else None
+
+    @property
+    def how_far(self) -> str:
+        """How far the worst case is off, in few words; empty if no number tells."""
+        excess = self.worst and self.worst.excess
+        return excess.told(self.first.fingerprint.output) if excess else ""
 
     @property
     def line(self) -> str:
         jobs = ", ".join(f"{job} {count}" for job, count in self.seen.most_common(3))
         more = f" and {counted(len(self.seen) - 3, 'more job')}" if len(self.seen) > 3 else ""
-        return f"{self.first.fingerprint}: {jobs}{more}"
+        what = ", ".join(filter(None, [str(self.first.fingerprint), self.how_far]))
+        return f"{what}: {jobs}{more}"
 
     @property
     def fingerprints(self) -> set[Fingerprint]:
@@ -124,14 +143,22 @@ class Bucket:
         return named or case is None or {*self.needs} <= parts(case).keys()
 
     def add(self, failure: Failure) -> None:
-        """Keep a failure if its case is the smallest of its fingerprint."""
+        """Keep a failure if its case is the smallest of its fingerprint, or the worst."""
         self.linked.update(failure.also)
+        self._note_excess(failure)
         for place, known in enumerate(self.smallest):
             if known.fingerprint.bug == failure.fingerprint.bug:
                 if _size(failure.case) < _size(known.case):
                     self.smallest[place] = failure
                 return
         self.smallest.append(failure)
+
+    def _note_excess(self, failure: Failure) -> None:
+        """Keep a failure if its results are furthest off, and of several the smallest case."""
+        if failure.excess is None:
+            return
+        if self.worst is None or _gravity(failure) > _gravity(self.worst):
+            self.worst = failure
 
     def is_larger(self, failure: Failure) -> bool:
         """Whether all known cases of this bug are larger than that of a failure."""
@@ -153,7 +180,7 @@ class Bucket:
         for path in other.files:
             with suppress(OSError):
                 Path(path).unlink()
-        for failure in other.smallest:
+        for failure in (*other.smallest, *filter(None, [other.worst])):
             self.add(failure)
         self.linked |= other.linked
         self.needs = tuple(name for name in self.needs if name in other.needs)
@@ -192,6 +219,11 @@ def _write(path: Path, text: str, what: str) -> str:
         return f"{what}: {path}"
     except OSError as error:
         return f"Not written: {path}: {error.strerror}"
+
+
+def _gravity(failure: Failure) -> tuple[Excess, int, int]:
+    numbers, length = _size(failure.case)
+    return failure.excess or Excess(""), -numbers, -length
 
 
 def _size(case: Case) -> tuple[int, int]:

@@ -265,6 +265,7 @@ def _answer(law: str, case: Case, subject: Subject) -> Answer:
         symptom=repr(symptom(fault)),
         also=tuple(replace(violation.fingerprint, output=name) for name in violation.also),
         picture=_picture(violation, subject),
+        excess=violation.excess,
     )
     lost = isinstance(fault, BaseException) and _device_is_lost()
     return Answer(

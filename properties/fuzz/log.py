@@ -301,15 +301,17 @@ class Log:
 
 
 def _bucket_to_json(bucket: Bucket) -> dict[str, Any]:
-    smallest = [
-        asdict(failure) | {"case": json.loads(failure.case.to_json())}
-        for failure in bucket.smallest
-    ]
+    smallest = [_failure_to_json(failure) for failure in bucket.smallest]
+    worst = bucket.worst and _failure_to_json(bucket.worst)
     linked = [asdict(one) for one in bucket.linked]
     lines = None if bucket.lines is None else _lines_to_json(bucket.lines)
     functions = sorted(bucket.functions)
-    kept = {"smallest": smallest, "linked": linked, "lines": lines, "functions": functions}
-    return {**vars(bucket), **kept}
+    kept = {"smallest": smallest, "worst": worst, "linked": linked}
+    return {**vars(bucket), **kept, "lines": lines, "functions": functions}
+
+
+def _failure_to_json(failure: Failure) -> dict[str, Any]:
+    return asdict(failure) | {"case": json.loads(failure.case.to_json())}
 
 
 def _lines_to_json(lines: Iterable[str]) -> _Lines:

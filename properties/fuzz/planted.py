@@ -677,6 +677,17 @@ def twofold(device: torch.device) -> Adapter:
     return _adapter(l2norm)
 
 
+def worsening(device: torch.device) -> Adapter:
+    """Off by little, and NaN in the last element of long rows."""
+
+    def l2norm(x: Tensor) -> Tensor:
+        y = right(x) * (1 + 2.0**-18)
+        rows = torch.arange(y.shape[-1]) == 40
+        return torch.where(rows, torch.nan, y)
+
+    return _adapter(l2norm)
+
+
 def doubling(device: torch.device) -> Adapter:
     """Two bugs that make one result wrong: in packs with an empty sequence, and in reverse."""
 

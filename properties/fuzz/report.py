@@ -113,7 +113,9 @@ def _bug(bucket: Bucket, target: str, device: str) -> dict[str, Any]:
         "count": bucket.count,
         "jobs": dict(bucket.seen.most_common()),
         "found": round(bucket.found, 1),
+        "how_far": bucket.how_far,
         "signs": [_sign(failure, target, device) for failure in bucket.smallest],
+        "at_worst": _sign(bucket.at_worst, target, device) if bucket.at_worst else None,
     }
 
 
@@ -133,6 +135,7 @@ def _sign(failure: Failure, target: str, device: str) -> dict[str, Any]:
         "command": Repro(failure.law, failure.case, where, target).command,
         "script": script(failure, target, device),
         "picture": failure.picture and asdict(failure.picture),
+        "excess": failure.excess and asdict(failure.excess),
     }
 
 

@@ -32,6 +32,7 @@ from properties.fuzz.worker import FIRST, Worker
 from properties.jobs import Job, Selection, drawing
 from properties.laws.fingerprint import Fingerprint
 from properties.targets.oracle import Oracle
+from properties.verdict.excess import NOT_FINITE, Excess
 from properties.verdict.picture import Picture, Strip
 
 pytestmark = pytest.mark.ops("l2norm")
@@ -81,6 +82,40 @@ def test_a_bucket_keeps_the_smallest_case_of_each_sign() -> None:
     bucket.add(failure(DX, 4))
     assert [one.case.lengths for one in bucket.smallest] == [(2,), (3,)]
     assert "also      norm differential dx: Case(" in bucket.report
+
+
+def excess(ratio: float = 0.0, **more: Any) -> Excess:
+    return Excess("y", ratio=ratio, **more)
+
+
+def test_a_bucket_shows_its_smallest_case_and_says_how_far_the_worst_is_off() -> None:
+    slight, grave = (failure(Y, n, excess=excess(off)) for n, off in ((2, 1.02), (5, 1200.0)))
+    bucket = Bucket([slight])
+    bucket.seen[JOB.name] = 4
+    assert bucket.line == f"norm differential y, up to 1.02 x its budget: {JOB.name} 4"
+    assert bucket.at_worst is None
+    bucket.add(grave)
+    bucket.add(failure(Y, 9, excess=excess(7.0)))
+    assert bucket.first is slight
+    assert bucket.at_worst is grave
+    assert "norm differential y, up to 1.2e+03 x its budget: l2norm" in bucket.line
+    assert f"  at worst  up to 1.2e+03 x its budget: {grave.case.line()}" in bucket.report
+    # A later bug of the same kind, whose first result that differs is right but for a rounding.
+    other = Bucket([failure(DX, 8, excess=excess(beyond=NOT_FINITE))])
+    other.add(failure(DX, 3, excess=excess(2.0)))
+    bucket.absorb(other)
+    assert [one.case.lengths for one in bucket.smallest] == [(2,), (3,)]
+    assert bucket.how_far == "not finite"
+    assert bucket.at_worst == failure(DX, 8, excess=excess(beyond=NOT_FINITE))
+
+
+def test_of_two_cases_that_are_as_far_off_a_bucket_keeps_the_smaller() -> None:
+    lost = excess(beyond=NOT_FINITE)
+    bucket = Bucket([failure(Y, 5, excess=lost)])
+    bucket.add(failure(Y, 9, excess=lost))
+    bucket.add(failure(Y, 2, excess=lost))
+    assert bucket.worst is bucket.first
+    assert "at worst" not in bucket.report
 
 
 KILLED, HANGING = Fingerprint("norm", "ends with SIGKILL"), Fingerprint("norm", HANGS)
@@ -402,6 +437,7 @@ def _kept(folder: Path) -> Log:
     wrong = failure(Y, also=(DX,), picture=Picture("y", "2 tokens", "2 dims", (0.5,), strips, 0))
     bucket = Bucket([wrong], {DX}, repeats=("once",), file="there", files=("a",))
     bucket.seen["a job"] += 2
+    bucket.add(failure(Y, 9, excess=excess(1.5)))
     bucket.ran(frozenset({"rows.py:3", "rows.py:4"}), frozenset({"shift.py:10"}))
     log = Log("ours", 7, {JOB: Tally(3, 1.5, 0.25, 2, 0.5)}, [bucket], turns=4, seconds=9.5)
     for counts in (log.unrepeated, log.excused, log.errors):

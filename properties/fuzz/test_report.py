@@ -167,6 +167,26 @@ def test_a_bug_comes_with_a_picture_and_a_script_that_reproduces_it(
         assert str(shown.value.fingerprint) == sign["fingerprint"]
 
 
+def test_a_bug_is_shown_by_its_smallest_case_and_told_by_its_worst(
+    fuzz: Fuzz, tmp_path: Path
+) -> None:
+    _, printed = fuzz("worsening", "--examples", "20", "--seed", "2", "--report", "seen")
+    (line,) = re.findall(r"^  \d+ x (norm differential y.*)$", printed, re.MULTILINE)
+    assert line.startswith("norm differential y, not finite: l2norm-fused")
+    assert re.search(r"^  at worst  not finite: Case\(op='l2norm'", printed, re.MULTILINE)
+    page = (tmp_path / "seen" / "report.html").read_text()
+    assert _Page(page).open == []
+    assert "norm differential y, <strong>not finite</strong>, found after" in page
+    assert "<summary>At worst not finite</summary>" in page
+    (bug,) = json.loads((tmp_path / "seen" / "report.json").read_text())["bugs"]
+    (first,), worst = bug["signs"], bug["at_worst"]
+    assert bug["how_far"] == worst["excess"]["beyond"] == "not finite"
+    assert first["excess"]["ratio"] > 1
+    assert first["case"]["dims"]["D"] <= 40 < worst["case"]["dims"]["D"]
+    (failed,) = _failures(tmp_path / "seen")["l2norm.fused.differential[float32]"]
+    assert "norm differential y, not finite: l2norm" in failed.message
+
+
 def test_a_history_takes_no_more_room_in_a_longer_night() -> None:
     history = History()
     for second in range(10_000):

@@ -238,5 +238,6 @@ def _verdict(run: Run, comparisons: list[Comparison], against: str) -> float:
         dims = dims_of(run.op, comparison.name)
         text = report(subject.repro(law, case), comparison, dims, against)
         also = tuple(other.name for other in failed[number + 1 :])
-        subject.report(Violation(law, case, text, comparison, also))
+        excess = max(other.excess for other in failed[number:])
+        subject.report(Violation(law, case, text, comparison, also, excess))
     return max((c.ratio for c in comparisons if c.passed), default=0.0)

@@ -19,6 +19,7 @@ from properties.device import as_architecture, configured
 from properties.laws.fingerprint import Fingerprint, fingerprint
 from properties.targets import Target
 from properties.targets.ledger import Fault, Ledger
+from properties.verdict.excess import Excess
 from properties.verdict.report import Repro
 
 Recall = Callable[[tuple[Any, ...], Callable[[], Any]], Any]
@@ -96,16 +97,24 @@ class Violation(AssertionError):
         report: the text.
         fault: the comparison that failed, or a message that says what is wrong.
         also: names of other results that differ.
+        excess: how far the worst of all these is off, unless a message says what is wrong.
     """
 
     def __init__(
-        self, law: str, case: Case, report: str, fault: Fault = "", also: tuple[str, ...] = ()
+        self,
+        law: str,
+        case: Case,
+        report: str,
+        fault: Fault = "",
+        also: tuple[str, ...] = (),
+        excess: Excess | None = None,
     ) -> None:
         super().__init__(report)
         self.law = law
         self.case = case
         self.fault = fault
         self.also = also
+        self.excess = excess
 
     @property
     def fingerprint(self) -> Fingerprint:
@@ -118,7 +127,8 @@ class Violation(AssertionError):
         raised at one line, so without this it would shrink one bug into another and report only the
         simpler.
         """
-        return _type_of(self.fingerprint)(self.law, self.case, str(self), self.fault, self.also)
+        kind, report = _type_of(self.fingerprint), str(self)
+        return kind(self.law, self.case, report, self.fault, self.also, self.excess)
 
 
 @cache

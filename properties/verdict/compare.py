@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from properties.verdict.excess import NOT_FINITE, OTHER_SHAPE, Excess
+
 
 @dataclass(frozen=True)
 class Budget:
@@ -85,8 +87,28 @@ class Comparison:
         return float(excess.max()) if excess.numel() else 0.0
 
     @property
+    def excess(self) -> Excess:
+        """How far the result is off."""
+        if self.got.shape != self.want.shape:
+            return Excess(self.name, OTHER_SHAPE)
+        if not self.finite:
+            return Excess(self.name, NOT_FINITE)
+        error = (self.got.double() - self.want).abs()
+        budgeted = self.allowed > 0
+        ratio = _most(error[self.wrong & budgeted] / self.allowed[self.wrong & budgeted])
+        numbers = torch.stack([self.got.double().abs(), self.want.abs()])
+        largest = _most(numbers[numbers.isfinite()])
+        of_largest = _most(error[self.wrong & ~budgeted] / largest)
+        return Excess(self.name, "", max(ratio, self.loss), of_largest)
+
+    @property
     def fraction_wrong(self) -> float:
         return float(self.wrong.double().mean()) if self.wrong.numel() else 0.0
+
+
+def _most(x: Tensor) -> float:
+    """The largest element, at most the largest number; 0 if there is none."""
+    return float(x.nan_to_num().max()) if x.numel() else 0.0
 
 
 def _excess(got: Tensor, want: Tensor, allowed: Tensor) -> Tensor:

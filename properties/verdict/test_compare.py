@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from properties.verdict import Budget, compare
+from properties.verdict.excess import Excess
 
 inf, nan = math.inf, math.nan
 
@@ -148,3 +149,47 @@ def test_the_mean_error_shows_a_loss_that_no_element_shows() -> None:
 def test_a_rounding_shared_by_a_row_is_no_loss() -> None:
     want = torch.randn(50, 20, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     assert lossy(1.5 * want, want) < 1e-6
+
+
+def _excess(got: list[float], want: list[float], allowed: Budget | None) -> Excess:
+    x, y = torch.tensor(got), torch.tensor(want, dtype=torch.float64)
+    return compare("o", x, y, allowed).excess
+
+
+def _budget(*allowed: float) -> Budget:
+    return Budget(torch.tensor(allowed, dtype=torch.float64), "test")
+
+
+def test_an_excess_says_in_few_words_how_far_a_result_is_off() -> None:
+    slight = _excess([1.5, 2.0], [1.0, 2.0], _budget(0.25, 0.25))
+    grave = _excess([1.5, 602.0], [1.0, 2.0], _budget(0.25, 0.5))
+    leaks = _excess([1.0, 2.0], [1.0, 0.0], _budget(0.25, 0.0))
+    bits = _excess([1.0, 2.0], [1.0, 2.5], None)
+    lost = _excess([1.0, nan], [1.0, 2.0], _budget(0.25, 0.25))
+    other = compare("o", torch.ones(2), torch.ones(3).double(), None).excess
+    assert [e.told("o") for e in (slight, grave, leaks, bits, lost, other)] == [
+        "up to 2 x its budget",
+        "up to 1.2e+03 x its budget",
+        "up to 1 of its largest at budget 0",
+        "up to 0.2 of its largest at budget 0",
+        "not finite",
+        "of another shape",
+    ]
+    assert bits < leaks < slight < grave < lost < other
+    assert lost.told("dx") == "o not finite"
+
+
+def test_an_excess_is_of_wrong_elements_alone_and_a_finite_number() -> None:
+    assert _excess([inf, 3.0], [inf, 1.0], _budget(0.0, 1.0)).ratio == 2.0
+    assert _excess([1e300, 0.0], [0.0, 0.0], _budget(1e-300, 1.0)).beyond == "not finite"
+    tiny = _excess([1e30, 0.0], [0.0, 0.0], _budget(5e-324, 1.0))
+    assert tiny.ratio == torch.finfo(torch.float64).max
+    assert _excess([1.0, 0.0], [1.0, 0.5], _budget(0.25, nan)).of_largest == 0.5
+
+
+def test_a_systematic_loss_is_told_by_its_limit() -> None:
+    want = torch.ones(1000, dtype=torch.float64)
+    sigma = torch.full_like(want, 0.01)
+    budget = Budget(torch.ones_like(want), "test", sigma, loss_limit=1.0)
+    error = torch.tensor([0.04, -0.04]).repeat(500)
+    assert compare("o", want + error, want, budget).excess.ratio == pytest.approx(4.0)
