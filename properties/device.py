@@ -1,5 +1,7 @@
 """The device of a run: a GPU, the simulator, or Triton's interpreter."""
 
+import gc
+import locale
 import os
 import signal
 import sys
@@ -101,6 +103,9 @@ _OF_PYTHON: tuple[tuple[Callable[[], Any], Callable[[Any], object]], ...] = (
     (sys.gettrace, sys.settrace),
     (sys.getprofile, sys.setprofile),
     (np.geterr, lambda before: np.seterr(**before)),
+    (gc.isenabled, lambda before: gc.enable() if before else gc.disable()),
+    (gc.get_threshold, lambda before: gc.set_threshold(*before)),
+    (partial(locale.setlocale, locale.LC_ALL), partial(locale.setlocale, locale.LC_ALL)),
 )
 
 
@@ -266,7 +271,8 @@ def keeping_state() -> Iterator[list[str]]:
 @contextmanager
 def keeping_python() -> Iterator[None]:
     """Undo what a call does inside this context to Python's warnings, recursion limit, trace and
-    profile functions and to NumPy's handling of errors. Changes by an import stay.
+    profile functions, collector and locale, and to NumPy's handling of errors. Changes by an import
+    stay.
     """
     before = [read() for read, _ in _OF_PYTHON]
     try:
@@ -276,6 +282,15 @@ def keeping_python() -> Iterator[None]:
         for (read, write), was in zip(_OF_PYTHON, before, strict=True):
             if read() != was:
                 write(was)
+
+
+@contextmanager
+def calling() -> Iterator[None]:
+    """Undo what one call of a target does to the state of PyTorch and Python, so that it changes
+    neither what a law computes after it nor the next call.
+    """
+    with keeping_state(), keeping_python():
+        yield
 
 
 @contextmanager

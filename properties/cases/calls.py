@@ -18,6 +18,7 @@ from properties.cases.contexts import (
 )
 from properties.cases.inputs import Inputs, Results
 from properties.catalogue.op import Function, Op
+from properties.device import calling
 
 
 def outputs_and_gradients(
@@ -109,12 +110,14 @@ def _gradients(named: Results, leaves: Results, cotangents: Results, *, twice: b
 
 @contextmanager
 def noting_call(op: Op, given: Mapping[str, Any], way: str = "") -> Iterator[None]:
-    """Add the arguments of the call to an error, since a law may change those of its case.
+    """Undo what the call does to the state of its process, and add its arguments to an error, since
+    a law may change those of its case.
 
     For nested calls the note describes the innermost.
     """
     try:
-        yield
+        with calling():
+            yield
     except BaseException as error:
         described = ", ".join(f"{name}={_described(value)}" for name, value in given.items())
         # Its type may be the target's own and refuse a note.
@@ -214,7 +217,7 @@ def _call_before(
         if isinstance(value, (list, tuple))
     }
     try:
-        with CONTEXTS[context](device.type), _expecting_memory_of(given):
+        with CONTEXTS[context](device.type), calling(), _expecting_memory_of(given):
             function(**{**given, **options, **lists, **_not_in_place(given)}, **extra)
     except (ValueError, TypeError):
         pass
@@ -237,7 +240,7 @@ def _call_between(
         if isinstance(x, Tensor)
     }
     device = next(x.device for x in others.values())
-    with suppress(ValueError, TypeError), CONTEXTS[context](device.type):
+    with suppress(ValueError, TypeError), CONTEXTS[context](device.type), calling():
         function(**{**given, **others, **_not_in_place(given)}, **extra)
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from properties.cases.contexts import CONTEXTS
 from properties.cases.inputs import Inputs, Results
 from properties.catalogue.op import Op
+from properties.device import calling
 from properties.laws.expect import fail, is_right
 from properties.laws.law import Run, Subject
 from properties.laws.mistakes import BOUNDARIES, SIZES, Mistake, in_turn, mistakes
@@ -45,7 +46,7 @@ def _is_harmless(run: Run, mistake: Mistake, inputs: Inputs) -> bool:
     op, case, subject = run.op, run.case, run.subject
     given: dict[str, Any] = {"mode": case.mode, "tile": case.tile, **inputs.given()}
     try:
-        with CONTEXTS[case.context](subject.device.type):
+        with CONTEXTS[case.context](subject.device.type), calling():
             returned = subject.function(op)(**{**given, **mistake.arguments})
         if subject.device.type == "cuda":
             torch.cuda.synchronize()

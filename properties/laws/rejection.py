@@ -14,7 +14,7 @@ from torch import Tensor
 from properties.cases.case import Case
 from properties.cases.contexts import CONTEXTS
 from properties.catalogue.op import Op, Role
-from properties.device import recorded_launches
+from properties.device import calling, recorded_launches
 from properties.laws.expect import fail
 from properties.laws.harm import expect_no_harm
 from properties.laws.law import Law, Run, with_a_row
@@ -68,7 +68,8 @@ def _expect_refusal(
     within = CONTEXTS[context](subject.device.type)
     with recorded_launches() as launched, subject.set_up_for(case), within:
         try:
-            function(**given)
+            with calling():
+                function(**given)
         except (ValueError, TypeError) as error:
             if not any(name in str(error) for name in mistake.names):
                 expected = " or ".join(mistake.names)

@@ -1,5 +1,7 @@
 """Adapters narrow what is drawn and say so; ledgers tell known failures from new ones."""
 
+import gc
+import locale
 import os
 import re
 import signal
@@ -825,8 +827,20 @@ def test_a_call_that_changes_pytorchs_state_is_told(
         (sys.gettrace, lambda: sys.settrace(lambda *_: None)),
         (sys.getprofile, lambda: sys.setprofile(lambda *_: None)),
         (numpy.geterr, lambda: numpy.seterr(all="raise")),
+        (gc.isenabled, gc.disable),
+        (gc.get_threshold, lambda: gc.set_threshold(1)),
+        (lambda: locale.setlocale(locale.LC_ALL), lambda: locale.setlocale(locale.LC_ALL, "C")),
     ],
-    ids=["warnings", "recursion limit", "trace", "profile", "NumPy's errors"],
+    ids=[
+        "warnings",
+        "recursion limit",
+        "trace",
+        "profile",
+        "NumPy's errors",
+        "collector",
+        "collector's threshold",
+        "locale",
+    ],
 )
 def test_a_call_that_changes_pythons_state_spoils_no_later_case(
     read: Callable[[], object], change: Callable[[], object]
@@ -839,6 +853,29 @@ def test_a_call_that_changes_pythons_state_spoils_no_later_case(
     with warnings.catch_warnings(), keeping_python():
         judge("differential", NORM, Subject(_normalized(changing), CPU))
         assert read() == before
+
+
+@pytest.mark.parametrize("law", ["differential", "determinism", "rejection"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda: torch.set_default_dtype(torch.float64),
+        lambda: torch.set_default_device("meta"),
+        lambda: warnings.simplefilter("error"),
+    ],
+    ids=["default dtype", "default device", "warnings"],
+)
+def test_state_that_a_call_changes_is_not_blamed_on_what_a_law_computes(
+    change: Callable[[], object], law: str
+) -> None:
+    def changing(y: Tensor) -> Tensor:
+        change()
+        return y
+
+    subject = Subject(_normalized(changing), CPU)
+    # Its values depend on the default dtype while they are made.
+    case = Case.of("l2norm", "some", {"B": 1, "H": 1, "D": 1}, (1,))
+    judge(law, replace(case, values="zeros", earlier={}), subject)
 
 
 class _Text(str):

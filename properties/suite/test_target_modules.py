@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from properties.device import activate
+from properties.device import activate, calling
 from properties.laws import Subject
 from properties.suite.caches.adapted import AdaptedMachine
 from properties.suite.caches.machine import run, variant
@@ -27,7 +27,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 def test_a_cache_in_any_order_of_calls(cache: str, subject: Subject) -> None:
     kind = staticmethod(subject.target.caches[cache])
-    run(variant(AdaptedMachine, subject.device, kind=kind))
+    with calling():
+        run(variant(AdaptedMachine, subject.device, kind=kind))
 
 
 # An example takes some milliseconds, and few calls have fewer tokens than those before them.
@@ -36,4 +37,5 @@ def test_a_cache_in_any_order_of_calls(cache: str, subject: Subject) -> None:
 def test_a_rotary_embedding_makes_the_tables_of_its_scaling(
     data: st.DataObject, rotary: str, kind: Scaling, subject: Subject
 ) -> None:
-    check(data, subject.target.rotary[rotary], kind, subject.device)
+    with calling():
+        check(data, subject.target.rotary[rotary], kind, subject.device)
