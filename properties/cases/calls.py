@@ -102,10 +102,13 @@ def _gradients(named: Results, leaves: Results, cotangents: Results, *, twice: b
         if twice:
             backwards([-2 * dy for dy in rounded], retain_graph=True)
         found = backwards(rounded)
-    return {
+    gradients = {
         f"d{name}": torch.zeros_like(x) if gradient is None else gradient
         for (name, x), gradient in zip(leaves.items(), found, strict=True)
     }
+    for name, gradient in gradients.items():
+        _expect_dense(name, gradient)
+    return gradients
 
 
 @contextmanager
@@ -303,9 +306,13 @@ def _named(op: Op, returned: Any, given: Mapping[str, Any]) -> Results:
     for name, y in named.items():
         if not isinstance(y, Tensor):
             raise TypeError(f"it returns {name} as {type(y).__name__}, expected a tensor")
-        if not y.is_floating_point() or y.is_nested or y.layout != torch.strided:
-            kind = "nested" if y.is_nested else f"{y.dtype} {y.layout}".replace("torch.", "")
-            raise TypeError(f"it returns {name} as a tensor that is {kind}, expected dense floats")
+        _expect_dense(name, y)
         if y.device != device:
             raise TypeError(f"it returns {name} on {y.device}, expected {device}")
     return named
+
+
+def _expect_dense(name: str, y: Tensor) -> None:
+    if not y.is_floating_point() or y.is_nested or y.layout != torch.strided:
+        kind = "nested" if y.is_nested else f"{y.dtype} {y.layout}".replace("torch.", "")
+        raise TypeError(f"it returns {name} as a tensor that is {kind}, expected dense floats")

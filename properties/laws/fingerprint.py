@@ -21,10 +21,10 @@ from properties.verdict import Comparison
 _SUITE = Path(__file__).parents[1]
 # Code between a law and the kernel that it calls, and libraries above and below the kernel.
 _BETWEEN = (
-    *(str(_SUITE / name) for name in ("cases", "laws", "verdict", "simulator")),
+    *(str(_SUITE / name) for name in ("cases", "catalogue", "laws", "verdict", "simulator")),
     *(str(_SUITE / name) for name in ("fuzz/judging.py", "fuzz/sent.py", "suite/limit.py")),
     *(str(_SUITE / f"{name}.py") for name in ("jobs", "device", "interpreter")),
-    *(str(_SUITE / "targets" / f"{name}.py") for name in ("adapter", "ledger", "ours")),
+    *(str(_SUITE / "targets" / f"{name}.py") for name in ("adapter", "ledger", "ours", "packs")),
     *(folder for one in (hypothesis, jaxtyping, numpy, torch, triton) for folder in one.__path__),
 )
 _STANDARD = sysconfig.get_path("stdlib")

@@ -83,6 +83,39 @@ def test_an_error_report_has_the_last_lines_of_the_targets_own_code() -> None:
     assert 'raise ValueError("head dim 7 is not supported")' in lines[5]
 
 
+class _Sparse(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return OPS["l2norm"].oracle(x)
+
+    @staticmethod
+    def backward(ctx: Any, dy: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return dy.to_sparse()
+
+
+@pytest.mark.parametrize(
+    ("returned", "told"),
+    [
+        (lambda x: (x, x, x), "it returns 3 results, expected y alone"),
+        (lambda x: (), "it returns no y, expected y"),
+        (lambda x: x.to("meta"), "it returns y on meta, expected cpu"),
+        (_Sparse.apply, "it returns dx as a tensor that is float32 sparse_coo, expected dense"),
+    ],
+)
+def test_a_result_of_a_wrong_kind_is_named_and_no_line_of_the_suite_blamed(
+    returned: Callable[[torch.Tensor], Any], told: str
+) -> None:
+    function: Any = returned
+
+    def l2norm(x: torch.Tensor) -> Any:
+        return function(x)
+
+    with pytest.raises(Violation, match=re.escape(told)) as failed:
+        judge("differential", CASE, Subject(Adapter({"l2norm": {"fused": l2norm}}), CPU))
+    assert failed.value.fingerprint.place == ""
+    assert "no line of the target's own code" in str(failed.value)
+
+
 def test_messages_that_differ_in_numbers_are_one_bug() -> None:
     told = "eps=-1e-06 was accepted", "eps=0.0 was accepted"
     first, second = (fingerprint("l2norm", "rejection", sentence) for sentence in told)

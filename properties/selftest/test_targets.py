@@ -1625,5 +1625,6 @@ def test_a_result_too_many_of_a_pack_is_refused() -> None:
     target = Adapter({"attention": {"some": attention}})
     dims = {"B": 2, "G": 1, "R": 1, "K": 2, "V": 2}
     drawn = Case.of("attention", "some", dims, (3,), "float32")
-    with pytest.raises(Violation, match="it returns 3 results, expected o alone"):
+    with pytest.raises(Violation, match="it returns 3 results, expected o alone") as failed:
         judge("differential", drawn, Subject(target, CPU, quick=True))
+    assert failed.value.fingerprint.place == ""
