@@ -1,5 +1,6 @@
 """A run of pytest with a target: whose kernels it judges, and on which device."""
 
+import atexit
 import gc
 import os
 import sys
@@ -17,6 +18,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import pytest
 
 from properties import HOME, ROOT, profiles
+from properties.fuzz.strays import end_copies, end_marked, marking
 
 if TYPE_CHECKING:
     import torch
@@ -32,6 +34,9 @@ _LEDGER: "pytest.StashKey[Ledger]" = pytest.StashKey()
 TIMES_ITS_SHARE = pytest.StashKey[float]()
 # The name of this run, the same in all its workers.
 RUN = os.environ.get("PYTEST_XDIST_TESTRUNUID") or uuid.uuid4().hex
+
+# The mark of what targets start in this process, of which a run may have several.
+_MARK = uuid.uuid4().hex
 
 # Errors of pytest or of its plugins, also in workers of xdist, with which it may pass.
 _INTERNAL: list[object] = []
@@ -54,6 +59,8 @@ def pytest_configure(config: pytest.Config) -> None:
     from properties.targets import load
     from properties.targets.ledger import read
 
+    # First, to run after exit handlers of targets and of libraries that end their processes.
+    atexit.register(_end_what_is_left, os.getpid())
     # As `python -m pytest` has it: an adapter need not be installed.
     sys.path.insert(0, str(config.invocation_params.dir))
     name, ledger = config.getoption("oracles_target"), config.getoption("oracles_ledger")
@@ -78,7 +85,8 @@ def selection(config: pytest.Config) -> "Selection":
 @contextmanager
 def staying() -> Iterator[None]:
     """Raise SystemExit where a target ends this process with `os._exit`: with code 0 it would pass
-    all tests. Keep its streams open: from them pytest reads what each test prints.
+    all tests. Keep its streams open: from them pytest reads what each test prints. Mark what it
+    starts, which ends with this process.
     """
     process, leave = os.getpid(), os._exit
 
@@ -87,7 +95,8 @@ def staying() -> Iterator[None]:
             leave(code)
         raise SystemExit(code)
 
-    with patch.object(os, "_exit", refuse), _open_stream("stdout"), _open_stream("stderr"):
+    streams = _open_stream("stdout"), _open_stream("stderr")
+    with patch.object(os, "_exit", refuse), streams[0], streams[1], marking(_MARK):
         yield
 
 
@@ -199,6 +208,13 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
         session.exitstatus = pytest.ExitCode.OK
 
 
+def _end_what_is_left(process: int) -> None:
+    """End the processes that targets have left, unless this is one of them."""
+    if os.getpid() == process and (left := [*end_marked(_MARK), *end_copies()]):
+        told = ", ".join(sorted({command[:60] for command in left}))
+        os.write(2, f"ended what a test has left running: {told}\n".encode())
+
+
 def pytest_unconfigure(config: pytest.Config) -> None:
     """Let Python wait no longer for a thread or an exit handler that a target has left."""
     session = config.pluginmanager.getplugin("session")
@@ -207,6 +223,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         threading.main_thread().join()
         sleep(_LEAVING)
         os.write(2, b"a thread or an exit handler that the target left goes on; ended without it\n")
+        _end_what_is_left(os.getpid())
         os._exit(int(session.exitstatus))
 
     # Where the machine has no thread for it, Python waits.

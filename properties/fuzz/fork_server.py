@@ -7,7 +7,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing import forkserver, resource_tracker, util
-from pathlib import Path
 from threading import Event, Lock, Thread
 from unittest.mock import patch
 from uuid import uuid4
@@ -15,6 +14,7 @@ from uuid import uuid4
 import pebble
 
 from properties.fuzz.clock import Clock
+from properties.fuzz.strays import MARK, end_marked
 
 # Imported once, for all workers. Kernels are not, since the interpreter
 # must be chosen before. Custom ops import torch._dynamo on their first call.
@@ -22,9 +22,8 @@ _SHARED = ("torch._dynamo", "triton", "properties.fuzz.worker", "properties.fuzz
 # Seconds between looks at a process.
 LOOK = 1.0
 _PREPARING = Lock()
-# The variable by which a run knows what its targets have started, and its value in this run. The id
-# of this process may be another's later, or at the same time in a container.
-MARK, RUN = "ATTENTION_ORACLES_RUN", uuid4().hex
+# The mark of this run.
+RUN = uuid4().hex
 
 
 def prepare() -> None:
@@ -90,14 +89,7 @@ def end_strays(run: str = RUN) -> None:
     Args:
         run: its mark.
     """
-    mark = f"{MARK}={run}".encode()
-    for variables in Path("/proc").glob("[0-9]*/environ"):
-        process = int(variables.parent.name)
-        # Others' processes cannot be read, and some end meanwhile.
-        with suppress(OSError):
-            others = process not in (os.getpid(), _server())
-            if others and mark in variables.read_bytes().split(b"\0"):
-                os.kill(process, signal.SIGKILL)
+    end_marked(run, [_server()])
 
 
 @contextmanager

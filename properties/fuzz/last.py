@@ -5,7 +5,8 @@ killed: it ends what targets have started. Outside of a run it does nothing.
 import atexit
 import os
 
-from properties.fuzz.fork_server import MARK, end_strays
+from properties.fuzz.fork_server import end_strays
+from properties.fuzz.strays import MARK
 
 if MARK in os.environ:
     atexit.register(end_strays, os.environ[MARK])

@@ -31,7 +31,18 @@ from pebble import ProcessPool
 
 from properties.cases.case import Case
 from properties.fuzz import __main__ as command
-from properties.fuzz import answer, ending, fork_server, lanes, night, planted, report, turn, worker
+from properties.fuzz import (
+    answer,
+    ending,
+    fork_server,
+    lanes,
+    night,
+    planted,
+    report,
+    strays,
+    turn,
+    worker,
+)
 from properties.fuzz.__main__ import main
 from properties.fuzz.clock import Clock
 from properties.fuzz.conftest import Fuzz, on_l2norm
@@ -457,7 +468,7 @@ def test_a_target_that_no_process_can_load_begins_no_run(
 
 def test_a_process_with_the_mark_of_another_run_is_left_alone() -> None:
     """The id of the run's process may be that of another, in a container or later."""
-    other = os.environ | {fork_server.MARK: str(os.getpid())}
+    other = os.environ | {strays.MARK: str(os.getpid())}
     with subprocess.Popen(["sleep", "1000"], env=other) as process:
         fork_server.end_strays()
         assert process.poll() is None

@@ -1027,6 +1027,35 @@ def test_a_thread_that_a_kernel_leaves_does_not_hold_up_the_end_of_pytest() -> N
     assert b"goes on; ended without it" in run.stderr
 
 
+_PROCESSES = """
+import atexit, os, subprocess, sys, time
+from properties import session
+atexit.register(session._end_what_is_left, os.getpid())
+nowhere = subprocess.DEVNULL
+outside = subprocess.Popen(["sleep", "1000"], stdout=nowhere, stderr=nowhere)
+with session.staying():
+    daemon = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+    copy = os.fork()
+    if copy == 0:
+        time.sleep(1000)
+print(outside.pid, daemon.pid, copy, flush=True)
+"""
+
+
+def test_processes_that_a_test_leaves_end_with_pytest() -> None:
+    # While they go on, they hold the pipe open.
+    run = subprocess.run(
+        [sys.executable, "-c", _PROCESSES], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    outside, *left = map(int, run.stdout.split())
+    os.kill(outside, signal.SIGKILL)
+    assert "ended what a test has left running: " in run.stderr
+    assert "sleep 1000" in run.stderr
+    # One that has ended has no command, and soon no folder.
+    commands = [Path(f"/proc/{process}/cmdline") for process in left]
+    assert not any(command.exists() and command.read_bytes() for command in commands)
+
+
 def test_a_call_that_switches_gradients_off_hides_no_wrong_gradient() -> None:
     def without(y: Tensor) -> Tensor:
         torch.set_grad_enabled(False)
