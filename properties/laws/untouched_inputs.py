@@ -1,9 +1,9 @@
 """A call writes neither to its inputs nor to the memory between their rows, and leaves PyTorch's
 state, such as the default dtype, as it was.
 
-Its outputs are new contiguous tensors, unless it is asked to work in place: then it returns the
-tensor that it was given. Registered ops that it calls write to the arguments of their schemas that
-say so: `torch.compile` takes the others for unchanged.
+Its outputs are new contiguous tensors, each in memory of its own, unless it is asked to work in
+place: then it returns the tensor that it was given. Registered ops that it calls write to the
+arguments of their schemas that say so: `torch.compile` takes the others for unchanged.
 """
 
 from dataclasses import replace
@@ -108,7 +108,8 @@ def _expect_schemas(run: Run) -> None:
 
 
 def _expect_new(run: Run, results: Results, watched: Results) -> None:
-    for name in (output.name for output in run.op.outputs if output.name in results):
+    names = [output.name for output in run.op.outputs if output.name in results]
+    for place, name in enumerate(names):
         y = results[name]
         if not y.is_contiguous():
             fault = f"{name}: it is not contiguous"
@@ -117,6 +118,17 @@ def _expect_new(run: Run, results: Results, watched: Results) -> None:
         for other, x in watched.items():
             if y.untyped_storage().data_ptr() == x.untyped_storage().data_ptr() and y.numel():
                 fail(run, f"{name}: it shares memory with {other}")
+        for other in names[:place]:
+            if _overlap(y, results[other]):
+                fail(run, f"{name}: it shares memory with {other}")
+
+
+def _overlap(x: Tensor, y: Tensor) -> bool:
+    """Whether two contiguous tensors have an address in common; parts of one buffer need not."""
+    starts = x.data_ptr(), y.data_ptr()
+    first, last = (x, y) if starts[0] < starts[1] else (y, x)
+    between = max(starts) - min(starts)
+    return bool(first.numel() and last.numel()) and between < first.numel() * first.element_size()
 
 
 def _memory(x: Tensor) -> Tensor:

@@ -41,7 +41,7 @@ from properties.catalogue import OPS, Op
 from properties.catalogue.op import Argument, Role
 from properties.device import keeping_python, keeping_state
 from properties.jobs import Job, Selection, drawn, hypothesis_test, judge
-from properties.laws import LAWS, Subject, Violation, expect
+from properties.laws import LAWS, Run, Subject, Violation, expect, untouched_inputs
 from properties.laws.mistakes import Mistake, in_turn, mistakes
 from properties.session import TIMES_ITS_SHARE
 from properties.simulator import SimulationError
@@ -876,6 +876,17 @@ def test_state_that_a_call_changes_is_not_blamed_on_what_a_law_computes(
     # Its values depend on the default dtype while they are made.
     case = Case.of("l2norm", "some", {"B": 1, "H": 1, "D": 1}, (1,))
     judge(law, replace(case, values="zeros", earlier={}), subject)
+
+
+def test_results_in_one_memory_are_told_and_parts_of_one_buffer_are_not() -> None:
+    buffer = torch.zeros(2, 3, 4)
+    run = Run("untouched_inputs", ATTENTION, PLAIN, Subject(_normalized(lambda y: y), CPU))
+    untouched_inputs._expect_new(run, {"o": buffer[0], "lse": buffer[1, 0]}, {})
+    untouched_inputs._expect_new(run, {"o": buffer[0], "lse": buffer[0, :0]}, {})
+    for lse in (buffer[0], buffer[0, 2]):
+        for results in ({"o": buffer[0], "lse": lse}, {"o": lse, "lse": buffer[0]}):
+            with pytest.raises(Violation, match="lse: it shares memory with o"):
+                untouched_inputs._expect_new(run, results, {})
 
 
 class _Text(str):

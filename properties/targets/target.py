@@ -20,8 +20,8 @@ class Target:
         name: as for `--target`.
         bitwise: equal numbers give equal bits whatever their layout, packing and requested outputs.
             Otherwise such results are held to the error budget.
-        new_results: outputs are contiguous tensors that share no memory with inputs, except
-            in-place results.
+        new_results: outputs are contiguous tensors that share no memory with inputs or with each
+            other, except in-place results.
         documented_errors: bad arguments raise the catalogue's errors before any launch. Otherwise
             the target may raise anything, or be right.
         takes_auto: its ops also take the mode "auto" and choose one.
