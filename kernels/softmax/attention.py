@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from kernels import arguments, tiles
-from kernels.arguments import FLOATS, count_sequences
+from kernels.arguments import count_sequences
 from kernels.differentiable import differentiable, schema_of
 from kernels.modes import check_mode
 from kernels.op import op
@@ -67,7 +67,7 @@ def compute(
     dtype = arguments.check_one_dtype(q=q, k=k, v=v)
     for name, x in (("sink", sink), ("alibi_slopes", alibi_slopes), ("g", g)):
         arguments.check_dtype(name, x, dtype, torch.float32)
-    check_pairs("bias", bias, sizes, q.device, *FLOATS)
+    check_pairs("bias", bias, sizes, q.device, *dict.fromkeys((dtype, torch.float32)))
     check_pairs("mask", mask, sizes, q.device, torch.bool)
     arguments.check_range("head dim K of q", sizes["K"], 1, MAX_KEY_DIM)
     arguments.check_range("head dim V of v", sizes["V"], 1, MAX_VALUE_DIM)
@@ -112,7 +112,6 @@ def compute(
     "for -inf. Documents, prefixes and trees of `structure` are read before anything is launched.",
     same_dtype=("q", "k", "v"),
     texts={
-        "bias": "float32, bfloat16 or float16. Any strides.",
         "mask": "bool. Any strides.",
         "lse": "float32; None unless `return_lse`.",
     },

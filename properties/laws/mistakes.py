@@ -76,7 +76,7 @@ def mistakes(op: Op, case: Case, inputs: Inputs) -> Iterator[Mistake]:
         if not (argument.optional or argument.takes_none):
             name = argument.name
             yield Mistake(f"{name}=None", {name: None}, (name,), kind=ABSENT)
-    yield from _mixed_dtypes(op, tensors)
+    yield from _mixed_dtypes(op, case, tensors)
     dims = {n: dims_of(op, n) for n in tensors}
     alike = [[n for n in dims if dims[n] == those] for those in dict.fromkeys(dims.values())]
     for names in [*([n] for n in dims), *(those for those in alike if len(those) > 1)]:
@@ -115,13 +115,22 @@ def _without_heads(op: Op, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {n: x.narrow(dims[n].index("H"), 0, 0) for n, x in tensors.items() if "H" in dims[n]}
 
 
-def _mixed_dtypes(op: Op, tensors: dict[str, Tensor]) -> Iterator[Mistake]:
-    """Each tensor of a group that must share one dtype, in another dtype."""
+def _mixed_dtypes(op: Op, case: Case, tensors: dict[str, Tensor]) -> Iterator[Mistake]:
+    """Each tensor of a group that must share one dtype, in another dtype; each other tensor, which
+    may be in float32, in 16 bits that are not those of the case.
+    """
     names = [name for name in same_dtype(op.oracle) if name in tensors]
     for name in names if len(names) > 1 else ():
         x = tensors[name]
         other = torch.bfloat16 if x.dtype == torch.float32 else torch.float32
         yield Mistake(f"{name} in another dtype", {name: x.to(other)}, tuple(names), kind=DTYPE)
+    first = op.arguments[0].name
+    for name, x in tensors.items():
+        # The first argument says what the dtype of the case is.
+        if x.is_floating_point() and name not in {*names, first}:
+            for other in {torch.bfloat16, torch.float16} - {case.torch_dtype}:
+                what = f"{name} in {str(other).removeprefix('torch.')}"
+                yield Mistake(what, {name: x.to(other)}, (name,), False, DTYPE)
 
 
 def _overlapping_in_place(op: Op, tensors: dict[str, Tensor]) -> Iterator[Mistake]:

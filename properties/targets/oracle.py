@@ -64,6 +64,10 @@ def _check(op: Op, mode: str, tile: object, given: Mapping[str, Any]) -> None:
         if isinstance(x, Tensor) and x.dtype == torch.float64:
             raise TypeError(f"{name}: float64, expected float32, bfloat16 or float16")
     check(op, given)
+    dtype = given[op.arguments[0].name].dtype
+    for name, x in given.items():
+        if isinstance(x, Tensor) and x.dtype in {torch.bfloat16, torch.float16} - {dtype}:
+            raise TypeError(f"{name}: {x.dtype}, expected float32 or {dtype}")
 
 
 def check(op: Op, given: Mapping[str, Any]) -> None:
