@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from itertools import accumulate, zip_longest
+from itertools import accumulate, groupby, zip_longest
 from pathlib import Path
 from threading import Lock
 from types import MappingProxyType
@@ -48,9 +48,10 @@ from properties.planting.trial import (
     failing_tests,
 )
 
-# This job kills nearly every mutant that all laws in float32, or this law in every dtype, kill.
-_MOST_TELLING = ("differential", "float32")
-# Checks that killed survivors of `_MOST_TELLING` in exhaustive runs.
+# Jobs of this law in float32 kill nearly every mutant that all laws in float32 kill, or this law in
+# every dtype. Its other jobs run kernels that have tiles for 16 bits alone.
+_MOST_TELLING = "differential"
+# Checks that killed survivors of `_MOST_TELLING` in float32 in exhaustive runs.
 _TELLING = (
     ("written_outputs", "float32"),
     ("plumbing", "float32"),
@@ -159,10 +160,11 @@ class Suite:
             for file, code in zip(files, of_files, strict=True):
                 yield Wave(file, code, partial(self._tests, mutant, [file]))
             return
-        most = [job for job in about if (job.law, job.dtype) == _MOST_TELLING] or about
-        yield Wave("numbers", self._code(most), partial(self._numbers, mutant, most))
+        most = _most_telling(about)
+        code = self._code([job for jobs in most or [about] for job in jobs])
+        yield Wave("numbers", code, partial(self._numbers, mutant, most or [about]))
         telling = [job for job in about if (job.law, job.dtype) in _TELLING]
-        if telling and most is not about:
+        if telling and most:
             laws = partial(self._telling, mutant, most, telling)
             yield Wave("laws", self._code(telling), laws)
         if files:
@@ -191,8 +193,9 @@ class Suite:
         alike = sorted(before, key=lambda pinned: type(pinned) is not type(before[0]))
         return [known[pinned] for pinned in alike if pinned in known]
 
-    def _numbers(self, mutant: Mutant, jobs: Sequence[Job]) -> list[Check]:
-        return _within(self._reaching(mutant, jobs), _SPENT)
+    def _numbers(self, mutant: Mutant, most: Sequence[Sequence[Job]]) -> list[Check]:
+        reaching = (self._reaching(mutant, jobs) for jobs in most)
+        return _within(next(filter(None, reaching), []), _SPENT)
 
     def _reaching(self, mutant: Mutant, jobs: Sequence[Job]) -> list[Check]:
         """Cases of these jobs that run a mutant, those that run the most lines first."""
@@ -201,17 +204,22 @@ class Suite:
         checks = [check for checks in surveys for check in checks if check.runs(mutant)]
         return sorted(checks, key=lambda check: -check.breadth)
 
-    def _telling(self, mutant: Mutant, most: Sequence[Job], jobs: Sequence[Job]) -> list[Check]:
+    def _telling(
+        self, mutant: Mutant, most: Sequence[Sequence[Job]], jobs: Sequence[Job]
+    ) -> list[Check]:
         """Cases of the telling jobs, taken in turn, in the modes that run the mutant (or its
         module) in the least time.
         """
-        known = [(job, self.checks_of(job)) for job in most]
         file = mutant.path.as_posix()
-        ranked = [
-            (not any(check.runs(mutant) for check in checks), sum(c.seconds for c in checks), job)
-            for job, checks in known
-            if any(file in check.lines for check in checks)
-        ]
+        for of_dtype in most:
+            known = [(job, self.checks_of(job)) for job in of_dtype]
+            ranked = [
+                (not any(c.runs(mutant) for c in checks), sum(c.seconds for c in checks), job)
+                for job, checks in known
+                if any(file in check.lines for check in checks)
+            ]
+            if ranked:
+                break
         ranked.sort(key=lambda entry: entry[:2])
         modes = [(job.op, job.mode) for _, _, job in ranked[:_MODES]]
         by_job = [self._reaching(mutant, [job]) for job in jobs if (job.op, job.mode) in modes]
@@ -270,7 +278,8 @@ class Suite:
     def concerned(self, unit: "Unit", mutants: Iterable[Mutant]) -> list[Mutant]:
         """The mutants that a unit runs.
 
-        A file of tests must run a mutant's lines; a mode's most telling cases must run its module.
+        A file of tests must run a mutant's lines; a mode's most telling cases must run its module,
+        in any dtype.
         """
         importing = [m for m in mutants if m.module in unit.modules]
         if not importing:
@@ -278,11 +287,15 @@ class Suite:
         if unit.file:
             checks = self.tests_in(unit.file, unit.package)
             return [m for m in importing if any(check.runs(m) for check in checks)]
-        telling = [job for job in unit.jobs if (job.law, job.dtype) == _MOST_TELLING]
+        telling = _most_telling(unit.jobs)
         if not telling:
             return importing
-        checks = [check for job in telling for check in self.checks_of(job)]
-        reached = {file for check in checks for file in check.lines}
+        reached: set[str] = set()
+        for jobs in telling:
+            checks = [check for job in jobs for check in self.checks_of(job)]
+            reached |= {file for check in checks for file in check.lines}
+            if all(m.path.as_posix() in reached for m in importing):
+                break
         return [m for m in importing if m.path.as_posix() in reached]
 
     def failures(self, unit: "Unit", mutants: Sequence[Mutant]) -> list[Pinned | Ended]:
@@ -325,6 +338,12 @@ class Suite:
             ended = _ended(death)
             return Outcome(ended.how, ended.report, 0, float(seconds))
         return outcome
+
+
+def _most_telling(jobs: Iterable[Job]) -> list[list[Job]]:
+    """The most telling of these jobs, those of each dtype in a list, float32 first."""
+    telling = [job for job in jobs if job.law == _MOST_TELLING]
+    return [[*same] for _, same in groupby(telling, key=lambda job: job.dtype)]
 
 
 def _group(pinned: Pinned) -> str:

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from properties import ROOT
+from properties.cases.case import Case
 from properties.catalogue import DTYPES
 from properties.device import activate
 from properties.jobs import Selection
@@ -22,8 +23,9 @@ from properties.mutants.__main__ import main
 from properties.mutants.equivalents import Equivalent
 from properties.mutants.fates import Fate, Fates
 from properties.mutants.hunt import Suite, Unit, fate_of, killed_among, units
+from properties.mutants.line_coverage import packed
 from properties.mutants.mutant import Mutant, mutants
-from properties.mutants.survey import files_of_tests, of_tests
+from properties.mutants.survey import Check, files_of_tests, of_tests
 from properties.planting.fork_pool import ForkPool, TrialDied
 from properties.planting.oracle_cache import OracleCache
 from properties.planting.trial import LawAbout, Pinned, Setup, TestAt, pinned_of
@@ -205,6 +207,21 @@ def test_only_cases_that_run_the_line_are_tried(
     options = [pinned.case.options for pinned in reaching if isinstance(pinned, LawAbout)]
     assert 0 < len(options) < len(checks)
     assert all(given["interleaved"] for given in options)
+
+
+def test_a_line_that_16_bits_alone_run_is_tried_in_them(
+    signs: list[Mutant], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    suite = _suite("differential", tmp_path, "float32", "bfloat16")
+    mutant = signs[0]
+    case = Case(op="rotary_embedding", mode="fused", dtype="bfloat16", dims={}, lengths=(1,))
+    check = Check(
+        LawAbout("differential", case), 1.0, packed({mutant.path.as_posix(): {*mutant.lines}})
+    )
+    monkeypatch.setattr(suite, "checks_of", lambda job: [check] * (job.dtype == "bfloat16"))
+    assert [c for wave in suite.waves(mutant) for c in wave.checks()] == [check, check]
+    (unit,) = units(suite, "kernels")
+    assert suite.concerned(unit, [mutant]) == [mutant]
 
 
 def test_the_command_tells_kept_and_listed_mutants(
