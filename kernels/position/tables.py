@@ -6,7 +6,9 @@ keyword arguments are the factors that a configuration has beside its `rope_type
 
 from collections.abc import Callable, Mapping, Sequence
 from inspect import Parameter, signature
-from math import ceil, floor, inf, isfinite, log, pi, sqrt
+from math import ceil, floor, log, pi, sqrt
+from sys import float_info
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int64
@@ -155,7 +157,7 @@ def rotary_frequencies(
         attention_factor: of cosines and sines.
 
     Raises:
-        TypeError: numbers that are no int, a scaling that is no mapping.
+        TypeError: an argument, or a factor of a scaling, of a wrong type.
         ValueError: a rotary_dim that is odd or below 2, a base that is not a positive finite
             number, negative tokens; a scaling of an unknown type, or whose factors are missing,
             unknown or out of range.
@@ -163,7 +165,7 @@ def rotary_frequencies(
     if check_size("rotary_dim", rotary_dim, 2) % 2:
         raise ValueError(f"rotary_dim: {rotary_dim}, expected an even number of at least 2")
     check_number("base", base)
-    if not 0 < base < inf:
+    if not 0 < base <= float_info.max:
         raise ValueError(f"base: {base}, expected a positive finite number")
     check_size("tokens", tokens, 0)
     exponents = torch.arange(0, rotary_dim, 2, dtype=torch.float64, device=device) / rotary_dim
@@ -201,8 +203,8 @@ def rotary_tables(
         cos, sin: the tables, each `[R, P]`, times the attention factor of the scaling.
 
     Raises:
-        TypeError: `dtype` is not a floating point dtype.
-        TypeError, ValueError: a negative length, and as of `rotary_frequencies`.
+        TypeError: an argument of a wrong type; a dtype that is not a float.
+        ValueError: a negative length, and as of `rotary_frequencies`.
 
     Source: RoFormer, arXiv 2104.09864, section 3.4.2.
     """
@@ -243,7 +245,7 @@ def xpos_tables(
         cos, sin of the queries, times s; cos, sin of the keys, divided by s. Each `[R, P]`.
 
     Raises:
-        TypeError: `dtype` is not a floating point dtype, `center` no int.
+        TypeError: an argument of a wrong type; a dtype that is not a float.
         ValueError: as of `rotary_tables`; a `scale_base` that is not a positive finite number; a
             length with a scale that is no normal number of the dtype.
 
@@ -252,7 +254,7 @@ def xpos_tables(
     check_number("scale_base", scale_base)
     if type(center) is not int:
         raise TypeError(f"center: {describe(center)}, expected an int")
-    if not 0 < scale_base < inf:
+    if not 0 < scale_base <= float_info.max:
         raise ValueError(f"scale_base: {scale_base}, expected a positive finite number")
     _check_dtype(dtype)
     exact = {"dtype": torch.float64, "device": device}
@@ -294,13 +296,15 @@ def rotary_axes(
         axes: `[P]`.
 
     Raises:
-        TypeError: pairs that are no int, sections that are no sequence.
-        ValueError: a section that is no count; sections that do not add up to the pairs.
+        TypeError: an argument, or a section, of a wrong type.
+        ValueError: no sections, a negative one, or sections that do not add up to the pairs.
     """
     check_size("pairs", pairs, 0)
     if not isinstance(sections, Sequence):
         raise TypeError(f"sections: {describe(sections)}, expected a sequence of counts")
-    if not sections or any(type(n) is not int or n < 0 for n in sections):
+    if any(type(n) is not int for n in sections):
+        raise TypeError(f"sections: {describe(sections)}, expected ints")
+    if not sections or min(sections) < 0:
         raise ValueError(f"sections: {sections}, expected a count of pairs for each axis")
     if sum(sections) != pairs:
         raise ValueError(f"sections: {sections} are {sum(sections)} pairs, expected {pairs}")
@@ -325,6 +329,8 @@ def _read(scaling: Mapping[str, object] | None) -> tuple[Callable[..., Scaled], 
         raise TypeError(f"scaling: {describe(scaling)}, expected a mapping or None")
     factors = dict(scaling)
     kind = factors.pop("rope_type", None)
+    if not isinstance(kind, str | None):
+        raise TypeError(f"scaling: rope_type {describe(kind)}, expected a str")
     if kind not in SCALINGS:
         raise ValueError(f"scaling: rope_type {kind!r}, expected one of {', '.join(SCALINGS)}")
     known = {
@@ -338,31 +344,32 @@ def _read(scaling: Mapping[str, object] | None) -> tuple[Callable[..., Scaled], 
         elif parameter.default is Parameter.empty:
             raise ValueError(f"scaling: {kind} has no {name}")
     if unknown := [name for name in factors if name not in known]:
-        raise ValueError(
-            f"scaling: {kind} has {sorted(unknown)}, expected {', '.join(known) or 'nothing'}"
-        )
+        raise ValueError(f"scaling: {kind} has {unknown}, expected {', '.join(known) or 'nothing'}")
     return SCALINGS[kind], factors
 
 
-def _check_factor(kind: str, name: str, value: object, default: object) -> None:
+def _check_factor(kind: str, name: str, value: Any, default: object) -> None:
+    """Refuse a factor of another type with a TypeError, and one out of range with a ValueError."""
     if value is None and default is None:
         return
     if name == "truncate":
-        if not isinstance(value, bool):
-            raise TypeError(f"scaling: {kind}'s {name}={value!r}, expected a bool")
-        return
-    if name == "original_max_position_embeddings":
-        fits, expected = type(value) is int and value > 1, "an integer above 1"
+        typed = fits = isinstance(value, bool)
+        expected = "a bool"
+    elif name == "original_max_position_embeddings":
+        typed, expected = type(value) is int, "an integer above 1, of 64 bits"
+        fits = typed and 1 < value < 2**63
     elif name in ("short_factor", "long_factor"):
-        fits = isinstance(value, Sequence) and all(_is_number(x) and x > 0 for x in value)
-        expected = "positive numbers"
-    elif name in ("mscale", "mscale_all_dim", "partial_rotary_factor"):
-        fits, expected = _is_number(value) and value >= 0, "a number of at least 0"
+        typed = isinstance(value, Sequence) and all(map(_is_number, value))
+        fits, expected = typed and all(0 < x <= float_info.max for x in value), "positive numbers"
     else:
-        fits, expected = _is_number(value) and value > 0, "a positive number"
+        typed, expected = _is_number(value), "a positive number"
+        fits = typed and 0 < value <= float_info.max
+        if name in ("mscale", "mscale_all_dim", "partial_rotary_factor"):
+            fits, expected = fits or (typed and value == 0), "a number of at least 0"
     if not fits:
-        raise ValueError(f"scaling: {kind}'s {name}={value!r}, expected {expected}")
+        error = ValueError if typed else TypeError
+        raise error(f"scaling: {kind}'s {name}={value!r}, expected {expected}")
 
 
 def _is_number(x: object) -> bool:
-    return isinstance(x, (int, float)) and not isinstance(x, bool) and isfinite(x)
+    return isinstance(x, (int, float)) and not isinstance(x, bool)

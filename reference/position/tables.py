@@ -2,7 +2,9 @@
 
 import inspect
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int64
@@ -226,7 +228,7 @@ def rotary_frequencies(
         attention_factor: multiplies cosines and sines.
 
     Raises:
-        TypeError: an argument of a wrong type.
+        TypeError: an argument, or a factor of a scaling, of a wrong type.
         ValueError: a rotary_dim that is odd or below 2; a base that is not a positive finite
             number; negative tokens; a scaling of an unknown type, without a factor of its type,
             with another one, or with one out of its range.
@@ -241,6 +243,8 @@ def rotary_frequencies(
         raise ValueError(f"tokens: {tokens}, expected 0 or more")
     factors = dict(scaling if scaling is not None else {"rope_type": "default"})
     kind = factors.pop("rope_type", None)
+    if not isinstance(kind, str | None):
+        raise TypeError(f"scaling: rope_type {kind!r}, expected a str")
     if kind not in SCALINGS:
         expected = f"expected one of {', '.join(SCALINGS)}"
         raise ValueError(f"scaling: rope_type {kind!r}, {expected}")
@@ -378,13 +382,15 @@ def rotary_axes(
         axes: `[pairs]`, an axis for each pair.
 
     Raises:
-        TypeError: an argument of a wrong type.
+        TypeError: an argument, or a section, of a wrong type.
         ValueError: no sections, a negative one, or sections that do not add up to the pairs.
 
     Source: Wang et al., Qwen2-VL, arXiv 2409.12191, section 2.1 (M-RoPE); Bai et al., Qwen3-VL,
         arXiv 2511.21631 (interleaved).
     """
-    if not sections or any(type(n) is not int or n < 0 for n in sections):
+    if any(type(n) is not int for n in sections):
+        raise TypeError(f"sections: {sections!r}, expected ints")
+    if not sections or min(sections) < 0:
         raise ValueError(f"sections: {sections}, expected one count of pairs for each axis")
     if sum(sections) != pairs:
         raise ValueError(f"sections: {sections} add up to {sum(sections)}, expected pairs={pairs}")
@@ -396,7 +402,7 @@ def rotary_axes(
 
 
 def _check(kind: str, factors: Mapping[str, object]) -> None:
-    """Check that a scaling has the factors of its type, each within its range."""
+    """Check that a scaling has the factors of its kind, each of its type and within its range."""
     known = {
         name: parameter
         for name, parameter in inspect.signature(SCALINGS[kind]).parameters.items()
@@ -411,25 +417,29 @@ def _check(kind: str, factors: Mapping[str, object]) -> None:
             if parameter.default is parameter.empty:
                 raise ValueError(f"scaling: {kind} without {name}")
             continue
-        value = factors[name]
+        value: Any = factors[name]
         if value is None and parameter.default is None:
             continue
         if name == "truncate":
-            if not isinstance(value, bool):
-                raise TypeError(f"scaling: {kind} with truncate={value!r}, expected a bool")
+            typed = fits = isinstance(value, bool)
+            expected = "a bool"
         elif name in ("short_factor", "long_factor"):
-            if not isinstance(value, Sequence) or not all(map(_is_positive, value)):
-                raise ValueError(
-                    f"scaling: {kind} with {name}={value!r}, expected positive numbers"
-                )
+            typed = isinstance(value, Sequence) and all(map(_is_number, value))
+            fits, expected = typed and all(map(_is_positive, value)), "positive numbers"
         elif name == "original_max_position_embeddings":
-            if type(value) is not int or value < 2:
-                expected = "expected an integer above 1"
-                raise ValueError(f"scaling: {kind} with {name}={value!r}, {expected}")
-        elif not (_is_positive(value) or (name in _MAY_BE_ZERO and value == 0)):
-            raise ValueError(f"scaling: {kind} with {name}={value!r}, expected a positive number")
+            typed, expected = type(value) is int, "an integer above 1"
+            fits = typed and 1 < value < 2**63
+        else:
+            typed, expected = _is_number(value), "a positive number"
+            fits = typed and (_is_positive(value) or (name in _MAY_BE_ZERO and value == 0))
+        if not fits:
+            error = ValueError if typed else TypeError
+            raise error(f"scaling: {kind} with {name}={value!r}, expected {expected}")
 
 
-def _is_positive(value: object) -> bool:
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return number and math.isfinite(value) and value > 0  # type: ignore[arg-type, operator]
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _is_positive(value: float) -> bool:
+    return 0 < value <= sys.float_info.max
