@@ -66,7 +66,7 @@ def fused(
 
         of_tile = f'Index into `kernels.tiles.TABLE["{owner}", "fused"]`; None chooses.'
         limit = "" if widest is None else f"D is 1 to {widest}. "
-        limits = [] if widest is None else [f"D above {widest}"]
+        limits = [] if widest is None else [f"D outside 1 to {widest}"]
         boundaries = [arguments.BAD_BOUNDARIES] if "cu_seqlens" in parameters else []
         return op(
             checked,

@@ -152,6 +152,7 @@ def _completed(
     same_dtype = same_dtype or [next(iter(signature.parameters))]
     spec = f"`help(reference.{page.__name__})` has the equation and explains the arguments."
     head = inspect.cleandoc(page.__doc__ or "")
+    about = f"{about} Tensors may have any strides.".lstrip()
     lines = [head, "", spec, "", *textwrap.wrap(about, _WIDTH), "", "Args:"]
     options = []
     for name, parameter in signature.parameters.items():
@@ -193,7 +194,7 @@ def _dtype(name: str, annotation: Any, same_dtype: Sequence[str]) -> str:
     if _array(annotation).dtype is Int:
         return "int32 or int64."
     if name == first:
-        return "float32, bfloat16 or float16. Any strides."
+        return "float32, bfloat16 or float16."
     return f"in the dtype of {first}{'' if name in others else ' or float32'}."
 
 

@@ -228,10 +228,10 @@ def documented(
     def decorate(page: Callable[P, R]) -> Callable[P, R]:
         parameters = spelled_out(page).parameters
         dims = {dim for parameter in parameters.values() for dim in axes(parameter.annotation)}
-        limited = [dim for dim in ("K", "V") if dim in dims]
+        limited = [dim for dim in _HEAD_DIMS if dim in dims]
         verb = "are" if len(limited) > 1 else "is"
-        limit = f" {' and '.join(limited)} {verb} 1 to 256." if limited else ""
-        values = [f"{' or '.join(limited)} above 256"] if limited else []
+        limit = f" {_listed(limited, 'and')} {verb} 1 to 256." if limited else ""
+        values = [f"{_listed(limited, 'or')} outside 1 to 256"] if limited else []
         if "G" in dims:
             values.append("H not G, 2 G, 3 G, ...")
         if "scale" in parameters:
@@ -246,6 +246,11 @@ def documented(
         )(page)
 
     return decorate
+
+
+def _listed(names: Sequence[str], before_last: str) -> str:
+    *others, last = names
+    return f"{', '.join(others)} {before_last} {last}" if others else last
 
 
 def wrapper(

@@ -32,10 +32,10 @@ Two times x, `reference.double`.
 
 `help(reference.double)` has the equation and explains the arguments.
 
-Any sizes.
+Any sizes. Tensors may have any strides.
 
 Args:
-    x: `[B, T]`, float32, bfloat16 or float16. Any strides.
+    x: `[B, T]`, float32, bfloat16 or float16.
     y: `[B, T]`, in the dtype of x or float32.
     times: As in `reference.double`.
     mode: `fused`, or `auto` for a choice.

@@ -117,7 +117,8 @@ class KVCache(ABC):
         """Append new tokens and return what they attend to.
 
         Args:
-            k, v: keys [B, T, G, K] and values [B, T, G, V] of the new tokens.
+            k, v: keys [B, T, G, K] and values [B, T, G, V] of the new tokens. They are copied, so
+                the caller may overwrite them afterwards.
             offset: how many of the T *tokens* are real: one number, or Int[B]. The rest is padding
                 on the right and never read. None: all T.
 

@@ -108,7 +108,7 @@ class RecurrentCache:
 
         Args:
             state: the final state [N, ...] of the op, float32; dims and device stay what they were
-                in the layer's first update.
+                in the layer's first update, until `reset`.
             layer: which layer, in [0, layers).
             offset: number of new *tokens*, or Int[N]. It has no default: nothing in the shape of a
                 state tells it.

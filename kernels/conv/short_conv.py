@@ -310,7 +310,7 @@ def compute(
     outputs=("y", "final_state"),
     same_dtype=("x", "weight", "bias"),
     texts={"weight": "in the dtype of x. W is 1 to 16."},
-    raises=("no taps, or more than 16", "another activation"),
+    raises=("W outside 1 to 16", "another activation"),
 )
 def short_conv(
     x: Float[Tensor, "B T D"],

@@ -39,5 +39,5 @@ def abc(
     **options: Unpack[Options],
 ) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "N H M K+V+1"] | None]:
     """Attention with bounded memory control, `reference.abc`: the two passes of `gsa` with slots
-    that take exp(s - z), in float32. M is 1 to 256.
+    that take exp(s - z), in float32.
     """

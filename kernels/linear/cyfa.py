@@ -149,6 +149,5 @@ def cyfa(
     **options: Unpack[Options],
 ) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "N H M K+V"] | None]:
     """Cyclic flow attention, `reference.cyfa`: `simple_gla` over the keys of the waves on the ring,
-    a softmax of what the readout reads, and `simple_gla` over their values, in float32. M is 1 to
-    255.
+    a softmax of what the readout reads, and `simple_gla` over their values, in float32. M is odd.
     """

@@ -40,5 +40,5 @@ def gsa(
     **options: Unpack[Options],
 ) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "N H M K+V"] | None]:
     """Gated slot attention, `reference.gsa`: `gla` with gv = g over the keys of the slots, a
-    softmax, and `gla` with g over their values, in float32. M is 1 to 256.
+    softmax, and `gla` with g over their values, in float32.
     """

@@ -111,7 +111,7 @@ _angles = differentiable("mamba3_angles", _sums_of_turns, _sums_backward, like_t
     "simple_gla",
     same_dtype=("x", "B", "C"),
     outputs=("y", "final_state"),
-    raises=("more than K / 2 pairs",),
+    raises=("more than K // 2 pairs",),
 )
 def mamba3(
     x: Float[Tensor, "B T H V"],

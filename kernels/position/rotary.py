@@ -255,13 +255,15 @@ def rotary_embedding(
         y2 = x1 sin[r] + x2 cos[r]          r = seqlen_offsets[n] + t  for token t of sequence n
 
     The pairs `(x1, x2)` are `(x_i, x_{i+P})`, or `(x_{2i}, x_{2i+1})` when interleaved, for i < P.
-    Dims from 2P on are copied bit for bit. Products are float32; x may have any strides.
+    Dims from 2P on are copied bit for bit. Products are float32. D is 1 to 256. Tensors may have
+    any strides.
 
     Args:
         x: queries or keys `[B, T, H, D]`. float32, bfloat16 or float16.
         cos, sin: the tables of `rotary_tables` `[R, P]`, both float32 or both of the dtype of x;
             constants without gradient.
-        position_ids: position of each token `[B, T]`, int32 or int64; not beside `seqlen_offsets`.
+        position_ids: position of each token `[B, T]`, int32 or int64. Beside it `cu_seqlens` is
+            checked and changes nothing.
         interleaved: pair neighbours instead of halves.
         seqlen_offsets: position of the first token, an int for all sequences, or int32 or int64
             `[N]`.
@@ -276,12 +278,12 @@ def rotary_embedding(
         y: the turned x; x itself when in place, a new contiguous tensor otherwise.
 
     Raises:
-        TypeError: a dtype, or an argument that is no tensor, that the list above does not have.
-        ValueError: shapes or devices that do not fit; tables wider than the head (2P > D); a token
-            whose row lies outside `[0, R)`; `position_ids` beside `seqlen_offsets`; `cu_seqlens`
-            with B != 1, or that does not start at 0, decreases, or does not end at T; `inplace` on
-            a tensor whose elements share memory, or on a leaf that requires grad; an unknown mode
-            or tile.
+        TypeError: an argument of a wrong type or dtype.
+        ValueError: shapes or devices that do not fit; D outside 1 to 256; tables wider than the
+            head (2P > D); a token whose row lies outside `[0, R)`; `position_ids` beside
+            `seqlen_offsets` other than the int 0; `cu_seqlens` with B != 1, or that does not start
+            at 0, decreases, or does not end at T; `inplace` on a tensor whose elements share
+            memory, or on a leaf that requires grad; an unknown mode or tile.
 
     Source: RoFormer, arXiv 2104.09864; halves as in GPT-NeoX, arXiv 2204.06745.
     """
@@ -377,6 +379,8 @@ def multiaxis_rotary(
         y1 = x1 cos[r, i] - x2 sin[r, i]          r = position_ids[axes[i], b, t]
         y2 = x1 sin[r, i] + x2 cos[r, i]
 
+    D is 1 to 256. Tensors may have any strides.
+
     Args:
         x, cos, sin: as of `rotary_embedding`.
         position_ids: position of each token on each axis `[A, B, T]`, int32 or int64.
@@ -388,10 +392,11 @@ def multiaxis_rotary(
         y: the turned x; x itself when in place, a new contiguous tensor otherwise.
 
     Raises:
-        TypeError: a dtype, or an argument that is no tensor, that the list above does not have.
-        ValueError: shapes or devices that do not fit; tables wider than the head (2P > D); a
-            position outside `[0, R)`; an axis outside `[0, A)`; `inplace` on a tensor whose
-            elements share memory, or on a leaf that requires grad; an unknown mode or tile.
+        TypeError: an argument of a wrong type or dtype.
+        ValueError: shapes or devices that do not fit; D outside 1 to 256; tables wider than the
+            head (2P > D); a position outside `[0, R)`; an axis outside `[0, A)`; `inplace` on a
+            tensor whose elements share memory, or on a leaf that requires grad; an unknown mode or
+            tile.
 
     Source: Qwen2-VL, arXiv 2409.12191, section 2.1.
     """

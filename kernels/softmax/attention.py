@@ -112,7 +112,7 @@ def compute(
     "for -inf. Documents, prefixes and trees of `structure` are read before anything is launched.",
     same_dtype=("q", "k", "v"),
     texts={
-        "mask": "bool. Any strides.",
+        "mask": "bool.",
         "lse": "float32; None unless `return_lse`.",
     },
     raises=[

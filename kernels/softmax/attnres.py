@@ -218,8 +218,7 @@ def compute(
         "weights": "float32; None unless `return_weights`.",
     },
     raises=(
-        "no sources, or more than 256",
-        f"D above {MAX_DIM}",
+        f"L outside 1 to 256 or D outside 1 to {MAX_DIM}",
         BAD_SCALE,
         "an eps below 2^-126 or not below 2^128",
     ),

@@ -183,7 +183,7 @@ def compute(
     about=f"Differentiable once. V is 1 to {MAX_DIM}.",
     same_dtype=("o_a", "o_b"),
     texts={"lse": "float32."},
-    raises=[f"V above {MAX_DIM}"],
+    raises=[f"V outside 1 to {MAX_DIM}"],
 )
 def merge_attention(
     o_a: Float[Tensor, "B T H V"],

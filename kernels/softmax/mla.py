@@ -103,7 +103,7 @@ _up = differentiable(
     same_dtype=("q_n", "q_r", "c", "k_r", "w_uk", "w_uv"),
     texts={"lse": "float32; None unless `return_lse`.", "tile": "That of `attention`."},
     raises=[
-        f"K + D above {MAX_KEY_DIM} or V above {MAX_VALUE_DIM}",
+        f"K + D outside 1 to {MAX_KEY_DIM} or V outside 1 to {MAX_VALUE_DIM}",
         BAD_SCALE,
         *BAD_BOUNDARIES,
     ],

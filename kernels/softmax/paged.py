@@ -212,8 +212,8 @@ def compute(
     "as of latent attention. The bits of a query depend on its own keys, on the tile and on "
     "num_splits, which cuts the keys of a sequence into equal parts, merged first to last.",
     texts={
-        "k_pages": "in the dtype of q, or int8 or float8_e4m3fn. Any strides.",
-        "v_pages": "in the dtype of k_pages. Any strides.",
+        "k_pages": "in the dtype of q, or int8 or float8_e4m3fn.",
+        "v_pages": "in the dtype of k_pages.",
         "lse": "float32; None unless `return_lse`.",
         "NotImplementedError": "a gradient.",
     },

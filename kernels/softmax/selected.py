@@ -312,7 +312,7 @@ TEXTS = {
     "lse": "float32; None unless `return_lse`.",
     "tile": "That of `selected_attention`.",
 }
-RAISES = (f"K or V above {MAX_DIM}", "H not G, 2 G, 3 G, ...", BAD_SCALE, *BAD_BOUNDARIES)
+RAISES = (f"K or V outside 1 to {MAX_DIM}", "H not G, 2 G, 3 G, ...", BAD_SCALE, *BAD_BOUNDARIES)
 _COMMON = ("q", "k", "v", "cu_seqlens", "cu_seqlens_k")
 
 

@@ -87,7 +87,9 @@ def compute(*, A: Tensor, cu_seqlens: Tensor | None, tile: int) -> Tensor:
     return _solve(A, cu_seqlens, tile)
 
 
-@fused(compute, output="X", about="C is 1 to 64, each another kernel.", raises=["C above 64"])
+@fused(
+    compute, output="X", about="C is 1 to 64, each another kernel.", raises=["C outside 1 to 64"]
+)
 def solve_tril(
     A: Float[Tensor, "B T H C"],
     *,

@@ -136,12 +136,12 @@ def mamba3(
         lam: Share of the token itself in its step, λ: the sigmoid of what the network computes.
             Meant to be in [0, 1].
         theta: How fast each pair of channels turns, θ: π tanh of what the network computes. P is 0
-            to K / 2.
+            to K // 2.
         D: Weight of the skip connection. None means 0.
         initial_state: h, B and x before the first token. None means zero.
 
     Raises:
-        ValueError: more than K / 2 pairs.
+        ValueError: more than K // 2 pairs.
 
     Source: Lahoti et al., Mamba-3, arXiv 2603.15569 (the trapezoid, and the complex state as a
         rotary embedding). The direction of a turn, and which channels are a pair, are those of the

@@ -192,8 +192,8 @@ def rotary_embedding(
     (x_{2p}, x_{2p+1}). Dims from 2P on pass through bitwise.
 
     Args:
-        position_ids: Position of each token, in any order and repeated at will; not beside
-            `seqlen_offsets`. None means that tokens follow one another.
+        position_ids: Position of each token, in any order and repeated at will. Beside it
+            `cu_seqlens` is checked and changes nothing. None means that tokens follow one another.
         interleaved: Pairs are neighbours rather than halves.
         seqlen_offsets: Position of the first token of each sequence, in tokens; one int stands for
             all.
@@ -203,8 +203,8 @@ def rotary_embedding(
     Raises:
         TypeError: cos neither float32 nor of x's dtype.
         ValueError: 2P above the head dim; a row outside `[0, R)`; `position_ids` beside
-            `seqlen_offsets`; `inplace` of elements that share memory; `cu_seqlens` with B != 1, or
-            that does not start at 0, decreases, or does not end at T.
+            `seqlen_offsets` other than the int 0; `inplace` of elements that share memory;
+            `cu_seqlens` with B != 1, or that does not start at 0, decreases, or does not end at T.
 
     Source: Su et al., RoFormer, arXiv 2104.09864, equation 34.
     """
