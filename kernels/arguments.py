@@ -11,7 +11,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-_LARGEST = torch.finfo(torch.float32).max
+_FLOAT32 = torch.finfo(torch.float32)
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 # For the docstrings of ops.
 BAD_BOUNDARIES = (
@@ -132,7 +132,23 @@ def check_number(name: str, x: object, *, optional: bool = False) -> None:
 
 def is_finite(x: float) -> bool:
     """Whether a number is finite in float32, as kernels take it."""
-    return -_LARGEST <= x <= _LARGEST
+    return -_FLOAT32.max <= x <= _FLOAT32.max
+
+
+def is_normal(x: float) -> bool:
+    """Whether a number is positive and normal in float32, which below holds 0 or fewer digits."""
+    return _FLOAT32.smallest_normal <= x <= _FLOAT32.max
+
+
+def check_choice(name: str, choice: object, *choices: str | None) -> None:
+    """Refuse a str that is none of `choices` with a ValueError, and what is no str with a TypeError
+    unless it is None and a choice.
+    """
+    typed = isinstance(choice, str) or (choice is None and None in choices)
+    if not typed or choice not in choices:
+        *others, last = map(repr, choices)
+        error = ValueError if typed else TypeError
+        raise error(f"{name}: {choice!r}, expected {', '.join(others)} or {last}")
 
 
 def check_chunk_size(size: int) -> int:

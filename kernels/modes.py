@@ -3,17 +3,16 @@
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
+from kernels.arguments import check_choice
+
 # Up to this many tokens a sequence, on average if packed, one recurrent kernel is faster than the
 # several launches of a chunk form.
 _SHORT = 64
 
 
 def check_mode(mode: str, *modes: str) -> None:
-    """Raise ValueError unless `mode` is "auto" or one of `modes`."""
-    if mode not in ("auto", *modes):
-        *others, last = ("auto", *modes)
-        expected = f"{', '.join(map(repr, others))} or {last!r}"
-        raise ValueError(f"mode: {mode!r}, expected {expected}")
+    """Refuse a mode that is neither "auto" nor one of `modes`."""
+    check_choice("mode", mode, "auto", *modes)
 
 
 def choose_mode(
@@ -33,6 +32,7 @@ def choose_mode(
         recurrent_only: arguments that fused_recurrent alone takes, and whether they are given.
 
     Raises:
+        TypeError: a mode that is no str.
         ValueError: no such mode, or one that does not take an argument that is given.
     """
     if mode == "auto" and len(modes) == 1:

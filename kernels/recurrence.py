@@ -73,7 +73,7 @@ class _Signature(Signature):
             if letter in sizes:
                 name = next(n for n, spec in self.dims.items() if spec.endswith(letter))
                 arguments.check_range(f"{letter} (the last dim of {name})", sizes[letter], 1, 256)
-        if "G" in sizes and sizes["G"] != sizes["H"]:
+        if not grouped and "G" in sizes and sizes["G"] != sizes["H"]:
             heads = next(n for n, spec in self.dims.items() if spec.endswith("H V"))
             groups = " and ".join(n for n, spec in self.dims.items() if "G" in spec)
             arguments.check_groups(sizes, heads, groups)

@@ -88,6 +88,11 @@ def _checked(function: Callable[P, R], same_dtype: tuple[str, ...]) -> Callable[
     return wrapper
 
 
+def is_normal(x: float) -> bool:
+    """Whether a number is positive and normal in float32, in which kernels take it."""
+    return 2.0**-126 <= x <= 2.0**128 - 2.0**104
+
+
 def bind(
     name: str, signature: inspect.Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> inspect.BoundArguments:

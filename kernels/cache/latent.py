@@ -76,14 +76,15 @@ class LatentCache(PagedCache):
                 rounds q' and the sums of latents to the dtype. False: gather the pages for `mla`,
                 which computes the naive form.
             scale: None and -1 mean `(K + D) ** -0.5`.
-            options: of that function (return_lse, tile, num_splits).
+            options: return_lse; tile, an index into the table of that function; and, if absorbed,
+                num_splits.
 
         Returns:
             o [B, T, H, V], and the LSE [B, H, T] if asked for. Padding rows are 0, their LSE -inf.
 
         Raises:
             TypeError, ValueError: as `update` and that function do, with nothing appended; an
-                option of `refused_options`.
+                option of `refused_options`; num_splits with `absorbed=False`.
         """
         self._refuse_options(options)
         given = {"q_n": q_n, "q_r": q_r, "c": c, "k_r": k_r, "w_uk": w_uk, "w_uv": w_uv}
@@ -92,6 +93,8 @@ class LatentCache(PagedCache):
         sizes = bind_dims(**dict(zip(given, zip(given.values(), dims, strict=True), strict=True)))
         check_one_dtype(**given)
         check_flags(absorbed=absorbed)
+        if not absorbed and "num_splits" in options:
+            raise ValueError("num_splits: given with absorbed=False, expected none without pages")
         options["scale"] = resolve_scale(scale, sizes["K"] + sizes["D"])
 
         def naive(q: Tensor, k: Tensor, v: Tensor, **more: Any) -> tuple[Tensor, Tensor | None]:

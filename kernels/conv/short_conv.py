@@ -288,8 +288,7 @@ def compute(
     dtype = arguments.check_one_dtype(x=x, weight=weight, bias=bias)
     arguments.check_dtype("initial_state", initial_state, torch.float32)
     arguments.check_range("W (the last dim of weight)", sizes["W"], 1, 16)
-    if activation not in (None, "silu"):
-        raise ValueError(f"activation: {activation!r}, expected 'silu' or None")
+    arguments.check_choice("activation", activation, "silu", None)
     cu_seqlens = arguments.check_cu_seqlens("cu_seqlens", cu_seqlens, sizes["B"], x.device)
     sequences = arguments.count_sequences(sizes["B"], cu_seqlens)
     if initial_state is not None and initial_state.shape[:2] != (sequences, sizes["W"] - 1):

@@ -34,7 +34,7 @@ def as_steps(
     return o[:, steps - 1 :: steps].contiguous(), final_state
 
 
-@wrapper(as_steps, "gated_delta_rule")
+@wrapper(as_steps, "gated_delta_rule", raises=["no steps"])
 def gated_delta_product(
     q: Float[Tensor, "B T H K"],
     k: Float[Tensor, "B T J H K"],

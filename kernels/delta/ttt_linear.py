@@ -40,7 +40,7 @@ from torch import Tensor
 from kernels import tiles
 from kernels.arguments import check_boundaries, check_size, count_sequences
 from kernels.differentiable import Given, differentiable
-from kernels.norm.l2norm import check_eps
+from kernels.norm.l2norm import BAD_EPS, check_eps
 from kernels.primitives.chunks import cut, locate_chunk, locate_sequence
 from kernels.primitives.layout import contiguous
 from kernels.primitives.parts import add_parts, empty_parts
@@ -616,7 +616,7 @@ def _compute(
 
 @own_modes(
     _compute,
-    raises=["an eps below 2^-126 or not below 2^128", "a mini_batch_size below 1"],
+    raises=[BAD_EPS, "a mini_batch_size below 1"],
 )
 def ttt_linear(
     q: Float[Tensor, "B T H K"],

@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from kernels import tiles
-from kernels.arguments import check_number, is_finite
+from kernels.arguments import check_number, is_normal
 from kernels.differentiable import differentiable
 from kernels.fused import fused
 from kernels.primitives.layout import contiguous
@@ -159,8 +159,8 @@ gate = differentiable(
 def compute(*, lower_bound: float | None, **given: Any) -> Tensor:
     if lower_bound is not None:
         check_number("lower_bound", lower_bound, optional=True)
-        if not (lower_bound < 0 and is_finite(lower_bound)):
-            wanted = "expected a negative number, finite in float32, or None"
+        if not is_normal(-lower_bound):
+            wanted = "expected a negative finite number, normal in float32, or None"
             raise ValueError(f"lower_bound: {lower_bound}, {wanted}")
         lower_bound = float(lower_bound)
     return gate(bound=lower_bound, **given)
@@ -171,7 +171,7 @@ def compute(*, lower_bound: float | None, **given: Any) -> Tensor:
     output="g",
     widest=256,
     texts={"g": "float32, contiguous."},
-    raises=["a lower_bound that is not negative and finite"],
+    raises=["a lower_bound that is not negative and normal in float32"],
 )
 def decay_gate(
     x: Float[Tensor, "B T H D"],

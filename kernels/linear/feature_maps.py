@@ -19,7 +19,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from kernels import tiles
-from kernels.arguments import check_size, describe
+from kernels.arguments import check_choice, check_size
 from kernels.differentiable import Given, differentiable
 from kernels.fused import fused
 from kernels.primitives.rows import load_rows, store_rows
@@ -201,10 +201,7 @@ _feature_map = differentiable("feature_map_fused", _forward_of, _backward_of, _s
 
 
 def compute(*, x: Tensor, kind: str, nu: int, tile: int) -> Any:
-    if not isinstance(kind, str):
-        raise TypeError(f"kind: {describe(kind)}, expected a str")
-    if kind not in KINDS:
-        raise ValueError(f"kind: {kind!r}, expected one of {', '.join(KINDS)}")
+    check_choice("kind", kind, *KINDS)
     return _feature_map(x, kind, check_size("nu", nu), tile)
 
 

@@ -16,9 +16,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from kernels import tiles
+from kernels.arguments import check_choice
 from kernels.differentiable import differentiable, like_the_first
 from kernels.fused import fused
-from kernels.norm.l2norm import EPS, LIMIT, check_eps
+from kernels.norm.l2norm import BAD_EPS, EPS, LIMIT, check_eps
 from kernels.primitives.layout import contiguous
 from kernels.primitives.parts import add_parts, empty_parts
 from kernels.primitives.rows import load_rows, store_rows
@@ -164,8 +165,7 @@ def _checked(
     activation: str, gate_first: bool, center: bool, tile: int,
 ) -> Tensor:  # fmt: skip
     check_eps(eps)
-    if activation not in ("silu", "sigmoid"):
-        raise ValueError(f"activation: {activation!r}, expected 'silu' or 'sigmoid'")
+    check_choice("activation", activation, "silu", "sigmoid")
     silu = activation == "silu"
     return _norm(x, z, weight, bias, float(eps), center, silu, gate_first, tile)
 
@@ -178,7 +178,7 @@ def deviation(**given) -> Tensor:
     return _checked(center=True, **given)
 
 
-_RAISES = ("an eps below 2^-126 or not below 2^128", "another activation")
+_RAISES = (BAD_EPS, "another activation")
 
 
 @fused(root_mean_square, about=LIMIT, widest=256, same_dtype=("x", "z"), raises=_RAISES)

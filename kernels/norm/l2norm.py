@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from kernels import tiles
-from kernels.arguments import check_number
+from kernels.arguments import check_number, is_normal
 from kernels.differentiable import differentiable, like_the_first
 from kernels.fused import fused
 from kernels.primitives.layout import contiguous
@@ -84,8 +84,7 @@ _l2norm = differentiable(
 
 def check_eps(eps: float) -> None:
     check_number("eps", eps)
-    # Below, float32 would hold 0 or fewer digits.
-    if not 2.0**-126 <= eps < 2.0**128:
+    if not is_normal(eps):
         raise ValueError(f"eps: {eps}, expected a positive finite number, normal in float32")
 
 
@@ -94,10 +93,11 @@ def compute(*, x: Tensor, eps: float, tile: int) -> Tensor:
     return _l2norm(x, float(eps), tile)
 
 
+BAD_EPS = "an eps that is not positive and normal in float32"
 LIMIT = "Lengths above 2^64, about 1.8e19, overflow and count as infinite."
 
 
-@fused(compute, about=LIMIT, widest=256, raises=["an eps below 2^-126 or not below 2^128"])
+@fused(compute, about=LIMIT, widest=256, raises=[BAD_EPS])
 def l2norm(
     x: Float[Tensor, "B T H D"],
     *,

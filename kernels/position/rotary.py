@@ -334,6 +334,8 @@ def check_places(
         )
     else:
         offset = seqlen_offsets
+        if not -(2**63) <= offset < 2**63:
+            raise ValueError(f"seqlen_offsets: {offset}, expected a number of 64 bits")
     if position_ids is not None and (offsets is not None or offset != 0):
         raise ValueError("position_ids: given beside seqlen_offsets, expected one of the two")
     return offset, offsets, cu_seqlens

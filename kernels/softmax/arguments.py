@@ -14,7 +14,7 @@ from kernels.arguments import (
     check_range,
     check_size,
     describe,
-    is_finite,
+    is_normal,
 )
 from kernels.op import TileOption
 
@@ -26,6 +26,9 @@ BAD_BOUNDARIES = (
     "`cu_seqlens_k` without `cu_seqlens`",
     "boundaries with B != 1, or that do not start at 0, decrease, or do not end at T_q (T_k)",
 )
+
+
+BAD_SOFTCAP = "a softcap that is not positive and normal in float32"
 
 
 class _Pairs(TypedDict, total=False):
@@ -101,6 +104,7 @@ def check_softcap(softcap: float | None) -> float | None:
     check_number("softcap", softcap, optional=True)
     if softcap is None:
         return None
-    if not (softcap > 0 and is_finite(softcap)):
-        raise ValueError(f"softcap: {softcap}, expected a positive number, finite in float32")
+    if not is_normal(softcap):
+        wanted = "expected a positive finite number, normal in float32"
+        raise ValueError(f"softcap: {softcap}, {wanted}")
     return float(softcap)

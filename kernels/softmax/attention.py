@@ -18,6 +18,7 @@ from kernels.scale import BAD_SCALE, resolve_scale
 from kernels.softmax import wide as wide_heads
 from kernels.softmax.arguments import (
     BAD_BOUNDARIES,
+    BAD_SOFTCAP,
     MAX_DIM,
     MAX_KEY_DIM,
     MAX_VALUE_DIM,
@@ -121,7 +122,7 @@ def compute(
         "H not G, 2 G, 3 G, ...",
         BAD_SCALE,
         "a window below 1",
-        "a softcap that is not positive and finite",
+        BAD_SOFTCAP,
         "`g` without `causal`",
         *BAD_BOUNDARIES,
         "an entry of `structure` that is unknown or out of range",

@@ -20,7 +20,7 @@ from kernels import tiles
 from kernels.arguments import bind_dims, check_dtype, check_flags, check_one_dtype, check_range
 from kernels.differentiable import Given, differentiable
 from kernels.modes import check_mode
-from kernels.norm.l2norm import check_eps
+from kernels.norm.l2norm import BAD_EPS, check_eps
 from kernels.op import op
 from kernels.primitives.layout import contiguous
 from kernels.primitives.parts import add_parts, empty_parts
@@ -220,7 +220,7 @@ def compute(
     raises=(
         f"L outside 1 to 256 or D outside 1 to {MAX_DIM}",
         BAD_SCALE,
-        "an eps below 2^-126 or not below 2^128",
+        BAD_EPS,
     ),
 )
 def attnres(

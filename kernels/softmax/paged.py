@@ -15,6 +15,7 @@ from kernels.op import op
 from kernels.primitives.layout import contiguous, dense_rows
 from kernels.scale import BAD_SCALE, resolve_scale
 from kernels.softmax.arguments import (
+    BAD_SOFTCAP,
     MAX_KEY_DIM,
     MAX_VALUE_DIM,
     check_softcap,
@@ -222,7 +223,7 @@ def compute(
         "H not G, 2 G, 3 G, ...",
         BAD_SCALE,
         "a window or num_splits below 1",
-        "a softcap that is not positive and finite",
+        BAD_SOFTCAP,
         "8-bit pages without scales",
         "a negative length",
         "a table with too few blocks for a length",

@@ -1,5 +1,5 @@
-"""A bad argument raises the documented error, which names it, before any launch and before a tensor
-that would be written in place has another gradient.
+"""A bad argument raises the documented error, a TypeError where the spec does, which names it,
+before any launch and before a tensor that would be written in place has another gradient.
 
 A library may raise anything, or interpret the argument sensibly, such as 4.0 for a window of 4: the
 oracle then judges the results. It must not return other numbers or access memory out of bounds.
@@ -43,12 +43,18 @@ def _expect_refusals(run: Run) -> None:
     op, case = run.op, run.case
     inputs = run.inputs()
     implementation = {"mode": case.mode, "tile": case.tile}
+    refuses = op.mode(case.mode).refuses
     for mistake in in_turn(mistakes(op, case, inputs), case):
         given = {**inputs.given(), **mistake.arguments}
         extra = {n: given.pop(n, v) for n, v in implementation.items()}
-        _expect_refusal(run, mistake, run.subject.function(op), {**given, **extra})
-        if mistake.everywhere:
-            _expect_refusal(run, mistake, op.oracle, given)
+        function = run.subject.function(op)
+        kind = _expect_refusal(run, mistake, function, {**given, **extra})
+        wanted = _expect_refusal(run, mistake, op.oracle, given) if mistake.everywhere else kind
+        # What a mode refuses whatever its value has no type there.
+        if kind is not wanted and refuses.isdisjoint(mistake.arguments):
+            where = f"{function.__module__}.{op.name} with {mistake.what}"
+            text = f"{where} raised {kind.__name__}, expected {wanted.__name__} as in the spec"
+            fail(run, text)
 
 
 def _expect_refusal(
@@ -56,12 +62,14 @@ def _expect_refusal(
     mistake: Mistake,
     function: Callable[..., Any],
     given: dict[str, Any],
-) -> None:
+) -> type[Exception]:
+    """Check a call, and return the kind of its error."""
     op, case, subject = run.op, run.case, run.subject
     where = f"{function.__module__}.{op.name} with {mistake.what}"
     # Only kernels must handle autocast: PyTorch's operations reject float16 under bfloat16
     # autocast.
     context = "grad" if function is op.oracle else case.context
+    refusal: type[Exception] = ValueError
     given = _with_history(op, given)
     written = _written(op, given)
     before = None if written is None else written.grad_fn
@@ -71,6 +79,7 @@ def _expect_refusal(
             with calling():
                 function(**given)
         except (ValueError, TypeError) as error:
+            refusal = TypeError if isinstance(error, TypeError) else ValueError
             if not any(name in str(error) for name in mistake.names):
                 expected = " or ".join(mistake.names)
                 fail(run, f"{where} names no {expected}: {error}")
@@ -85,6 +94,7 @@ def _expect_refusal(
         fail(run, text)
     if written is not None and written.grad_fn is not before:
         fail(run, f"{where} gave {op.arguments[0].name} another gradient before it was refused")
+    return refusal
 
 
 def _written(op: Op, given: dict[str, Any]) -> Tensor | None:

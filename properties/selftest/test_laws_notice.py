@@ -494,6 +494,14 @@ def another_error_raised(op: Op, right: Function, given: dict[str, Any]) -> Any:
 
 
 @calling
+def wrong_type_is_a_wrong_value(op: Op, right: Function, given: dict[str, Any]) -> Any:
+    try:
+        return right(**given)
+    except TypeError as error:
+        raise ValueError(str(error)) from error
+
+
+@calling
 def error_says_nothing(op: Op, right: Function, given: dict[str, Any]) -> Any:
     try:
         return right(**given)
@@ -596,6 +604,7 @@ PLANTED = (
     Planted("written_outputs", last_element_unwritten),
     Planted("rejection", bad_arguments_accepted),
     Planted("rejection", another_error_raised),
+    Planted("rejection", wrong_type_is_a_wrong_value),
     Planted("rejection", error_says_nothing),
     Planted("rejection", launched_before_refusing),
     Planted("rejection", another_gradient_before_refusing, _in_place),

@@ -121,7 +121,7 @@ def ttt_linear(
         initial_state: W, and the bias of the model in its last row. None means zero.
 
     Raises:
-        ValueError: an eps below 2^-126 or not below 2^128; a mini_batch_size below 1.
+        ValueError: an eps that is not positive and normal in float32; a mini_batch_size below 1.
 
     Source: Sun et al., arXiv 2407.04620, section 2.4 (mini-batches) and 2.7 (the layer norm and the
         residual); v - k as the target as in its code and in flash-linear-attention 0.6.0.

@@ -1,11 +1,10 @@
 """Gates inside an op: the logarithm of a decay from what a layer projects."""
 
-import math
-
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from reference.arguments import is_normal
 from reference.op import Form, op
 
 
@@ -39,8 +38,9 @@ def _run(
     dt_bias: Tensor | None,
     lower_bound: float | None,
 ) -> Tensor:
-    if lower_bound is not None and not (math.isfinite(lower_bound) and lower_bound < 0):
-        raise ValueError(f"lower_bound: {lower_bound}, expected a negative finite number or None")
+    if lower_bound is not None and not is_normal(-lower_bound):
+        wanted = "expected a negative finite number, normal in float32, or None"
+        raise ValueError(f"lower_bound: {lower_bound}, {wanted}")
     if A_log is None:
         A_log = x.new_zeros(sizes["H"])
     if dt_bias is None:
@@ -76,7 +76,7 @@ def decay_gate(
         g: In the promoted dtype of the inputs.
 
     Raises:
-        ValueError: a lower_bound that is not negative and finite.
+        ValueError: a lower_bound that is not negative and normal in float32.
 
     Source: Dao and Gu, Transformers are SSMs, arXiv 2405.21060, section 7 (A and dt as Mamba-2 has
         them, with g = A dt); Kimi Team, Kimi Linear, arXiv 2510.26692, section 4 (of each channel);

@@ -109,7 +109,7 @@ def _run(
     outputs=("y",),
     raises=(
         "H not G, 2 G, 3 G, ...",
-        "an eps below 2^-126 or not below 2^128",
+        "an eps that is not positive and normal in float32",
         "a window below 1",
         "tables of more than K / 2 pairs, or of fewer positions than a sequence",
         BAD_BOUNDARIES,

@@ -136,7 +136,7 @@ def rms_norm_gated(
         y: In the dtype of x.
 
     Raises:
-        ValueError: an eps below 2^-126 or not below 2^128; another activation.
+        ValueError: an eps that is not positive and normal in float32; another activation.
 
     Source: Zhang and Sennrich, Root Mean Square Layer Normalization, arXiv 1910.07467, equation 4
         (without its ε and its gate, which are those of flash-linear-attention 0.6.0).
@@ -175,7 +175,7 @@ def layer_norm_gated(
         y: In the dtype of x.
 
     Raises:
-        ValueError: an eps below 2^-126 or not below 2^128; another activation.
+        ValueError: an eps that is not positive and normal in float32; another activation.
 
     Source: Ba et al., Layer Normalization, arXiv 1607.06450, equation 4 (without its ε and its
         gate, which are those of flash-linear-attention 0.6.0).

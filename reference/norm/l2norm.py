@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from reference.arguments import is_normal
 from reference.op import Form, op
 
 EPS = 1e-6
@@ -32,7 +33,7 @@ def scaled(x: Tensor, eps: float) -> Tensor:
 
 
 def check_eps(eps: float) -> None:
-    if not 2.0**-126 <= eps < 2.0**128:
+    if not is_normal(eps):
         raise ValueError(f"eps: {eps}, expected a positive finite number, normal in float32")
 
 
@@ -59,7 +60,7 @@ def l2norm(x: Float[Tensor, "B T H D"], *, eps: float = EPS) -> Float[Tensor, "B
         y: In the dtype of x.
 
     Raises:
-        ValueError: an eps below 2^-126 or not below 2^128.
+        ValueError: an eps that is not positive and normal in float32.
 
     Source: Yang et al., Parallelizing Linear Transformers with the Delta Rule, arXiv 2406.06484,
         section 3.3 (of the keys and queries of the delta rule).

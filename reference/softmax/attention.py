@@ -177,7 +177,8 @@ def attention(
 
     Raises:
         ValueError: H not G, 2 G, 3 G, ...; a window below 1; a softcap that is not positive and
-            finite; `g` without `causal`; an entry of `structure` that is unknown or not as it says.
+            normal in float32; `g` without `causal`; an entry of `structure` that is unknown or not
+            as it says.
 
     Source: Vaswani et al., arXiv 1706.03762 (softmax attention); Gemma 2, arXiv 2408.00118 (soft
         capping); Press et al., arXiv 2108.12409 (ALiBi); Lin et al., Forgetting Transformer,

@@ -106,8 +106,8 @@ def attnres(
         weights: p, in the promoted dtype of the inputs; None unless `return_weights`.
 
     Raises:
-        ValueError: no sources; a scale that is NaN or infinite; an eps below 2^-126 or not
-            below 2^128.
+        ValueError: no sources; a scale that is NaN or infinite; an eps that is not positive
+            and normal in float32.
 
     Source: Attention Residuals, arXiv 2603.15031.
     """

@@ -283,11 +283,11 @@ def paged_attention(
     Raises:
         TypeError: k_pages and v_pages of two dtypes, or neither in the dtype of q nor of 8 bits.
         ValueError: H not G, 2 G, 3 G, ...; a scale that is NaN or infinite; a window or
-            num_splits below 1; a softcap that is not positive and finite; 8-bit pages without
-            scales; a negative length; a table with too few blocks for a length; a page outside
-            the pool; `parents` without `causal`, of more queries than keys, or not before their
-            children; boundaries with B != 1, or that do not start at 0, decrease, or do not end
-            at T_q.
+            num_splits below 1; a softcap that is not positive and normal in float32; 8-bit
+            pages without scales; a negative length; a table with too few blocks for a length; a
+            page outside the pool; `parents` without `causal`, of more queries than keys, or not
+            before their children; boundaries with B != 1, or that do not start at 0, decrease, or
+            do not end at T_q.
 
     Source: Kwon et al., PagedAttention, arXiv 2309.06180 (block tables); Miao et al., SpecInfer,
         arXiv 2305.09781 (trees); for the other terms see `reference.attention`.

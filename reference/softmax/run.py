@@ -1,7 +1,6 @@
 """The options, sequences and mask that the forms of attention share."""
 
 import functools
-import math
 from collections.abc import Iterator, Mapping
 from typing import TypedDict
 
@@ -9,6 +8,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
+from reference.arguments import is_normal
 from reference.heads import heads_per_group
 from reference.op import Form, op
 from reference.scale import BAD_SCALE, resolve_scale
@@ -66,9 +66,10 @@ def check_window(window: int | None) -> None:
 
 
 def check_softcap(softcap: float | None) -> None:
-    """Refuse a bound that is not positive and finite."""
-    if softcap is not None and not (math.isfinite(softcap) and softcap > 0):
-        raise ValueError(f"softcap: {softcap}, expected a positive finite number")
+    """Refuse a bound that is not positive and normal in float32."""
+    if softcap is not None and not is_normal(softcap):
+        wanted = "expected a positive finite number, normal in float32"
+        raise ValueError(f"softcap: {softcap}, {wanted}")
 
 
 def queries_and_keys(

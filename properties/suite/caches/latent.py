@@ -154,6 +154,7 @@ class LatentMachine(PagedMachine):
             ("w_uv", wrong(w_uv=given["w_uv"][:0])),
             ("w_uv", wrong(w_uv=given["w_uv"].to("meta"))),
             ("absorbed", wrong(absorbed=1)),
+            ("num_splits", wrong(absorbed=False, num_splits=1)),
             ("scale", wrong(scale=torch.nan)),
             ("offset", wrong(offset=q.shape[1] + 1)),
         ]
