@@ -467,6 +467,18 @@ def test_the_call_before_has_tensors_that_are_large_enough(
     assert settled(larger, smaller) == {option: smaller}
 
 
+def test_the_call_before_has_no_option_that_a_library_lacks() -> None:
+    """As in a case that was kept before its adapter lost the option."""
+
+    def gla(q: Tensor, k: Tensor, v: Tensor, g: Tensor, *, scale: float | None = None) -> Any:
+        return OPS["gla"].oracle(q, k, v, g, scale=scale)
+
+    op = Adapter({"gla": {"some": gla}}).declaration(OPS["gla"], "some")
+    case = Case.of("gla", "some", {"B": 1, "H": 1, "K": 3, "V": 2}, (3,))
+    before = {"normalize": True, "scale": 2.0}
+    assert op.settle(replace(case, earlier=before)).earlier == {"scale": 2.0}
+
+
 def test_options_that_a_library_lacks_are_never_set() -> None:
     def short_conv(x: Tensor, weight: Tensor) -> Any:
         return OPS["short_conv"].oracle(x, weight)

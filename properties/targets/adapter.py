@@ -201,7 +201,9 @@ class Implementation:
             return case
         before = self._bounded(op, replace(case, options={**case.options, **case.earlier}))
         suits = replace(before, options=case.options) == case and not _outgrows(op, before, case)
-        earlier = {n: before.options[n] for n in case.earlier} if suits else {}
+        # A case that an earlier night kept may have options that the adapter had then.
+        names = [name for name in case.earlier if name in before.options]
+        earlier = {name: before.options[name] for name in names} if suits else {}
         return replace(case, earlier=earlier)
 
     def _bounded(self, op: Op, case: Case) -> Case:
