@@ -61,8 +61,9 @@ def _given(case: Case) -> dict[str, Any]:
     ],
 )
 def test_a_size_outside_the_limits_of_help_is_refused(name: str, letter: str, size: int) -> None:
-    # K and D of `mla` have one limit together.
-    others = {"K": 0, "D": 0} if name == "mla" and letter in "KD" else {}
+    # Latent attention has one limit for K + D.
+    summed = {"K", "D"} <= LIMITS[name].keys() and letter in "KD"
+    others = {"K": 0, "D": 0} if summed else {}
     given = _given(_case(name, **others | {letter: size}))
     with recorded_launches() as launched, pytest.raises(ValueError, match=rf"\b{letter}\b|_dim\b"):
         getattr(kernels, name)(**given)
