@@ -25,7 +25,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import compiler as triton_compiler
 from triton.language.semantic import TritonSemantic
 
-from . import analysis, frontend, lowering, memory, numerics, ptx, runtime, writer
+from . import analysis, frontend, loops, lowering, memory, numerics, ptx, runtime, writer
 from .frontend import Type
 from .writer import NAMESPACE
 
@@ -85,7 +85,7 @@ def cache_directory() -> Path:
 def own_version() -> str:
     """A hash of the code that decides what is generated."""
     digest = hashlib.sha256(f"{triton.__version__} {sys.version}".encode())
-    for module in (analysis, frontend, lowering, memory, numerics, ptx, runtime, writer):
+    for module in (analysis, frontend, loops, lowering, memory, numerics, ptx, runtime, writer):
         digest.update(Path(str(module.__file__)).read_bytes())
     digest.update(Path(__file__).read_bytes())
     return digest.hexdigest()
@@ -160,7 +160,7 @@ def ttir(source: Any, options: dict[str, Any]) -> str:
     backend.load_dialects(context)
     functions = backend.get_codegen_implementation(parsed)
     source.attrs = {}
-    with asserted_promises():
+    with asserted_promises(), loops.visited_once():
         module = source.make_ir(target(), parsed, functions, backend.get_module_map(), context)
     module = backend.make_ttir(module, {}, parsed, LOWERED_FOR)
     manager = ir.pass_manager(context)
