@@ -568,7 +568,7 @@ def test_an_illegal_address_is_one_bug_on_both_engines(fuzz: Fuzz) -> None:
 
 def test_an_engine_that_shows_a_wrong_address_as_wrong_values_says_so(fuzz: Fuzz) -> None:
     _, printed = fuzz("between_rows", "--seed", "3", "--no-shrink")
-    assert "between the rows of the view" in printed
+    assert "between the elements of the view" in printed
     assert (
         "engines   the simulator; the interpreter fails otherwise: differential does not" in printed
     )

@@ -188,7 +188,7 @@ class Buffer:
     def place_of(self, offset: int) -> str:
         """Where an offset outside the tensor points."""
         if 0 <= offset < self.size:
-            return "which is in its storage but between the rows of the view"
+            return "which is in its storage but between the elements of the view"
         allowed = f"allowed are 0 to {self.size - 1}" if self.size else "the tensor is empty"
         storage = self.tensor.untyped_storage()
         start = (storage.data_ptr() - self.address) // self.element.size

@@ -77,14 +77,17 @@ def copy_columns(x, out, stride, D: tl.constexpr):
     tl.store(out + row * D + i, tl.load(x + row * stride + i))  # wrong: no mask
 
 
-def test_columns_beside_a_view_do_not_belong_to_it() -> None:
+@pytest.mark.parametrize(
+    ("columns", "outside"), [(slice(12), 12), (slice(0, 24, 2), 1)], ids=["beside", "between"]
+)
+def test_columns_outside_a_view_do_not_belong_to_it(columns: slice, outside: int) -> None:
     packed, out = torch.randn(5, 24), torch.empty(5, 16)
     copy_columns[(5,)](packed[:, :16], out, 24, D=16)
     assert torch.equal(out, packed[:, :16])
-    with pytest.raises(simulator.LoadOutOfBounds, match="between the rows of the view") as caught:
-        copy_columns[(5,)](packed[:, :12], torch.empty(5, 16), 24, D=16)
+    with pytest.raises(simulator.LoadOutOfBounds, match="between the elements of the") as caught:
+        copy_columns[(5,)](packed[:, columns], torch.empty(5, 16), 24, D=16)
     assert_names(caught.value, copy_columns, "wrong", "x")
-    assert caught.value.tile_index == (12,)
+    assert caught.value.tile_index == (outside,)
 
 
 @pytest.mark.parametrize("limit", [0, 2**27], ids=["by division", "by table"])
