@@ -87,11 +87,14 @@ def test_documents_are_packed_sequences(packed: bool, device: torch.device) -> N
     assert torch.equal(got, want)
 
 
-def test_a_bias_of_another_dtype_gets_its_gradient_in_it(device: torch.device) -> None:
+def test_a_bias_in_the_dtype_of_q_or_float32_gets_its_gradient_in_it(device: torch.device) -> None:
     q, k, v = _inputs(device)
     narrow = [x.detach().bfloat16() for x in (q, k, v)]
-    for dtype in (torch.float32, torch.bfloat16, torch.float16):
-        bias = torch.full((1, 4, 1, KEYS), 0.25, dtype=dtype, device=device, requires_grad=True)
+    bias = torch.full((1, 4, 1, KEYS), 0.25, device=device)
+    with pytest.raises(TypeError, match=r"bias: .*float16.*, expected bfloat16 or float32"):
+        attention(*narrow, bias=bias.half())
+    for dtype in (torch.float32, torch.bfloat16):
+        bias = bias.detach().to(dtype).requires_grad_()
         o, _ = attention(*narrow, bias=bias)
         (gradient,) = torch.autograd.grad(o.float().square().sum(), [bias])
         assert gradient.dtype == dtype
