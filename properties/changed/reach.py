@@ -20,7 +20,7 @@ from properties.changed.uses import names_of_tests, uses, words_of
 from properties.counted import counted
 from properties.laws import LAWS
 from properties.planting.closure import KERNELS, LISTS, REFERENCE, closure, imported, path_of
-from properties.planting.op_modules import OpModules
+from properties.planting.op_modules import OpModules, kernels_of, oracles_of
 from properties.targets import NAMES
 
 # Files that affect every test: its options and the releases that it runs on.
@@ -71,6 +71,16 @@ class Changed:
         if file.endswith(".py"):
             return _runs(_module(file), modules)
         return not modules.isdisjoint(_readers(file)) or _names(uses(path, test).words, file)
+
+    def is_of_others(self, op: str) -> bool:
+        """Whether all changed files that an op runs are reached through modules of other ops."""
+        own = _own_modules(op)
+        others = frozenset[str]().union(*map(_own_modules, OPS)) - own
+        near = closure(own, lists=False, instead=dict.fromkeys(others, ())) - others
+        changed = [*map(_module, self.files)]
+        return any(_runs(module, closure(own, lists=False)) for module in changed) and not any(
+            _runs(module, near) for module in changed
+        )
 
     @cached_property
     def _unnamed(self) -> dict[str, frozenset[Path]]:
@@ -135,6 +145,12 @@ def _runs(module: str, modules: frozenset[str]) -> bool:
     path = path_of(module)
     package = path is not None and path.name == "__init__.py"
     return module in modules or (package and any(m.startswith(f"{module}.") for m in modules))
+
+
+@cache
+def _own_modules(op: str) -> frozenset[str]:
+    """The modules that define an op, without what they import."""
+    return kernels_of(OPS[op]) | oracles_of(OPS[op])
 
 
 def _ops_with_kernels() -> list[str]:

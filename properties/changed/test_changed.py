@@ -257,6 +257,19 @@ def test_a_law_reaches_itself_alone() -> None:
     assert not _law_holds("properties/laws/packing.py", "gla", "determinism")
 
 
+def test_an_op_is_reached_by_itself_or_through_others() -> None:
+    shared = Changed("", ("kernels/linear/hgrn.py",))
+    assert [op for op in ("hgrn", "mlstm", "lightnet") if shared.is_of_others(op)] == [
+        "mlstm",
+        "lightnet",
+    ]
+    assert not Changed("", ("kernels/linear/mlstm.py", *shared.files)).is_of_others("mlstm")
+    assert not Changed("", ("kernels/primitives/layout.py",)).is_of_others("mlstm")
+    assert not Changed("", ("reference/linear/hgrn.py",)).is_of_others("hgrn")
+    # What no kernel and no oracle imports is of all.
+    assert not Changed("", ("properties/laws/packing.py",)).is_of_others("mlstm")
+
+
 def _reaches(file: str, node: str, *parameters: object) -> bool:
     path, _, test = node.partition("::")
     return Changed("", (file,)).reaches(ROOT / path, test, parameters)

@@ -21,10 +21,9 @@ class OpModules:
 
     @classmethod
     def of(cls, op: Op) -> "OpModules":
-        oracles = {f.__module__ for f in (op.oracle, op.second_form, op.quiet_form)}
         return cls(
-            closure([origin_of(KERNELS, op.name)] if op.modes else (), lists=False),
-            closure(oracles, lists=False),
+            closure(kernels_of(op), lists=False),
+            closure(oracles_of(op), lists=False),
             DECLARING[op.name],
         )
 
@@ -49,3 +48,13 @@ class OpModules:
         """A digest of the code that determines the oracle's results and budgets."""
         budgets = {"properties.laws.expect", self.declaration}
         return digest(*budgets, *self.reference, lists=False)
+
+
+def kernels_of(op: Op) -> frozenset[str]:
+    """The module of the op's function in `kernels`; none while it has no kernel."""
+    return frozenset([origin_of(KERNELS, op.name)] if op.modes else ())
+
+
+def oracles_of(op: Op) -> frozenset[str]:
+    """The modules of the forms of the op's oracle."""
+    return frozenset(f.__module__ for f in (op.oracle, op.second_form, op.quiet_form))

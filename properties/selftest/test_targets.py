@@ -942,7 +942,7 @@ def test_pytest_reports_a_target_that_skips() -> None:
     subject = Subject(_normalized(lambda y: pytest.skip("no such machine")), CPU)
     job = Job("l2norm", "some", "differential", "float32")
     with pytest.raises(Violation, match="Skipped: no such machine"):
-        test_laws.test_law_holds(job, subject, Mock(stash={TIMES_ITS_SHARE: 1.0}))
+        test_laws.test_law_holds(job, subject, Mock(stash={TIMES_ITS_SHARE: {"l2norm": 1.0}}))
 
 
 def test_pytest_ends_a_case_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -956,7 +956,7 @@ def test_pytest_ends_a_case_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     job = Job("l2norm", "some", "differential", "float32")
     with pytest.raises(Violation, match="Hangs: it takes over 0 s") as caught:
         test_laws.test_law_holds(
-            job, Subject(_normalized(hang), CPU), Mock(stash={TIMES_ITS_SHARE: 1.0})
+            job, Subject(_normalized(hang), CPU), Mock(stash={TIMES_ITS_SHARE: {"l2norm": 1.0}})
         )
     assert "sleep(1000)" in str(caught.value)
 
@@ -974,7 +974,7 @@ def test_an_oracle_that_takes_long_does_not_hang(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(expect, "oracle_results", slow)
     job = Job("l2norm", "some", "differential", "float32")
     subject = Subject(_normalized(lambda y: y), CPU)
-    test_laws.test_law_holds(job, subject, Mock(stash={TIMES_ITS_SHARE: 1.0}))
+    test_laws.test_law_holds(job, subject, Mock(stash={TIMES_ITS_SHARE: {"l2norm": 1.0}}))
     assert not seconds
 
 

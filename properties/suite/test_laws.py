@@ -32,7 +32,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 def test_law_holds(job: Job, subject: Subject, pytestconfig: pytest.Config) -> None:
     subject.ledger.excused.clear()
-    share = pytestconfig.stash[TIMES_ITS_SHARE]
+    share = pytestconfig.stash[TIMES_ITS_SHARE][job.op]
     most = examples(job, subject.target, settings().max_examples, share)
     tried: deque[Case] = deque(maxlen=1)
 
