@@ -241,7 +241,7 @@ def judge(law: str, case: Case, subject: Subject) -> float | None:
     case = LAWS[law].adapt(op, case)
     try:
         with keeping_state(), keeping_python():
-            ratio = LAWS[law].check(Run(law, op, case, subject))
+            ratio = LAWS[law].of_adapted(Run(law, op, case, subject))
     except Violation:
         raise
     except (Exception, SystemExit) as whatever:

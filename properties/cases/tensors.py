@@ -137,7 +137,8 @@ def _dtype(case: Case, argument: Argument, index: torch.dtype) -> torch.dtype:
 def on_integers(op: Op, case: Case) -> Case:
     """Return the case with small integers for values, so that no sum or product rounds.
 
-    Options are exact. No token is repeated, as its sums grow with the length.
+    Options are exact. No token is repeated, as its sums grow with the length. If the bounds of an
+    implementation leave no exact options, the values are no integers.
     """
     exact = {o.name: o.exact[case.seed % len(o.exact)] for o in op.options if o.exact}
     options = {**case.options, **{n: v for n, v in exact.items() if n in case.options}}

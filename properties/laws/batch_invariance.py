@@ -21,6 +21,8 @@ from properties.catalogue.op import LEVELS, Op
 from properties.laws.expect import compare_with_oracle, expect_identical
 from properties.laws.law import Law, Run, with_a_row, with_options, with_own_elements
 
+_OPTIONS = {"causal": True}
+
 
 def check(run: Run) -> float:
     inputs = run.inputs()
@@ -170,7 +172,7 @@ def _in_other_splits(run: Run, inputs: Inputs) -> float:
 def adapt(op: Op, case: Case) -> Case:
     """A dense causal case with a row and a query, whose pairs are hidden by no tree."""
     dense = replace(
-        with_options(case.without("parents"), causal=True),
+        with_options(case.without("parents"), **_OPTIONS),
         packed=False,
         lengths=(max((1, *case.lengths)),),
         key_lengths=None if case.key_lengths is None else (max(case.key_lengths),),
@@ -182,4 +184,4 @@ def adapt(op: Op, case: Case) -> Case:
     return op.settle(with_a_row(op, with_own_elements(dense)))
 
 
-LAW = Law("batch_invariance", check, adapt, uses=("causal",))
+LAW = Law("batch_invariance", check, adapt, uses=("causal",), options=_OPTIONS)

@@ -11,6 +11,8 @@ from properties.catalogue.op import Op, Role
 from properties.laws.expect import expect_identical
 from properties.laws.law import Law, Run, with_options, with_own_elements
 
+_OPTIONS = {"causal": True}
+
 
 def check(run: Run) -> float:
     op, case = run.op, run.case
@@ -114,7 +116,7 @@ def _past(op: Op, case: Case, results: Results, cuts: list[int]) -> Results:
 def adapt(op: Op, case: Case) -> Case:
     """Make the case causal, with rows that do not share memory and so can have different pasts."""
     case = with_own_elements(case)
-    return op.settle(with_options(case, causal=True))
+    return op.settle(with_options(case, **_OPTIONS))
 
 
-LAW = Law("causality", check, adapt, uses=("causal",))
+LAW = Law("causality", check, adapt, uses=("causal",), options=_OPTIONS)

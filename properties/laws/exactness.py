@@ -25,6 +25,8 @@ _MOST_TOKENS = 2**10
 
 def check(run: Run) -> float:
     op, case = run.op, run.case
+    if case.values != "integers":
+        return 0.0  # a bound wants an option with which integers round
     inputs, cotangents = run.inputs(), run.cotangents()
     got = run.call(inputs, cotangents)
     want = oracle_results(op, inputs, cotangents)

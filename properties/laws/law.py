@@ -1,6 +1,6 @@
 """Laws, the subjects they judge, and the violations they raise."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -189,16 +189,25 @@ class Law:
         adapt: turns any drawn case into one that the law applies to.
         uses: arguments that the law sets or relies on. If the op has them and an implementation
             does not, the law does not apply to that implementation.
+        options: values that `adapt` gives to options. If a bound of the implementation puts another
+            one back, the law says nothing about the case.
     """
 
     name: str
     check: Callable[[Run], float]
     adapt: Callable[[Op, Case], Case] = lambda op, case: case
     uses: tuple[str, ...] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)
 
     def __call__(self, op: Op, case: Case, subject: Subject) -> float:
         """Adapt a case and check it."""
-        return self.check(Run(self.name, op, self.adapt(op, case), subject))
+        return self.of_adapted(Run(self.name, op, self.adapt(op, case), subject))
+
+    def of_adapted(self, run: Run) -> float:
+        """Check a case that is adapted."""
+        given = run.case.options
+        stated = all(given.get(name, value) == value for name, value in self.options.items())
+        return self.check(run) if stated else 0.0
 
 
 def within_bounds(op: Op, case: Case) -> bool:

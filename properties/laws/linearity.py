@@ -12,6 +12,7 @@ from properties.laws.expect import expect_identical
 from properties.laws.law import Law, Run, with_options
 
 FACTOR = -2.0
+_OPTIONS = {"normalize": False, "activation": None}
 
 
 def check(run: Run) -> float:
@@ -38,8 +39,8 @@ def adapt(op: Op, case: Case) -> Case:
     float16 uses integers, since a kernel's intermediate values may be subnormal.
     """
     values = "integers" if case.dtype == "float16" and "integers" in op.recipes else case.values
-    case = with_options(case, normalize=False, activation=None)
+    case = with_options(case, **_OPTIONS)
     return op.settle(replace(case, values=values, same={}))
 
 
-LAW = Law("linearity", check, adapt)
+LAW = Law("linearity", check, adapt, options=_OPTIONS)

@@ -24,6 +24,7 @@ from reference.softmax import merge
 
 # What these add to a logit depends on the place of its key among all keys, not in its part.
 _BY_PLACE = ("alibi_slopes", "g")
+_OPTIONS = {"window": None, "structure": None, "return_lse": True}
 
 
 def check(run: Run) -> float:
@@ -168,7 +169,7 @@ def adapt(op: Op, case: Case) -> Case:
     if not op.own_keys:
         return replace(case, same={})
     keys = case.key_lengths or case.lengths
-    case = with_options(case.without(*_BY_PLACE), window=None, structure=None, return_lse=True)
+    case = with_options(case.without(*_BY_PLACE), **_OPTIONS)
     return op.settle(
         replace(
             case,
@@ -181,4 +182,4 @@ def adapt(op: Op, case: Case) -> Case:
     )
 
 
-LAW = Law("merging", check, adapt, uses=("return_lse",))
+LAW = Law("merging", check, adapt, uses=("return_lse",), options=_OPTIONS)

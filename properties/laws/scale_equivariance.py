@@ -15,6 +15,8 @@ from properties.catalogue.op import Op, Role
 from properties.laws.expect import compare_with_oracle, expect_identical
 from properties.laws.law import Law, Run, with_options, within_bounds
 
+_OPTIONS = {"normalize": False, "use_qk_l2norm_in_kernel": False}
+
 
 def check(run: Run) -> float:
     op, case = run.op, run.case
@@ -74,8 +76,8 @@ def adapt(op: Op, case: Case) -> Case:
     subnormals.
     """
     values = "integers" if case.dtype == "float16" and "integers" in op.recipes else case.values
-    case = with_options(case, normalize=False, use_qk_l2norm_in_kernel=False)
+    case = with_options(case, **_OPTIONS)
     return op.settle(replace(case, values=values, same={}))
 
 
-LAW = Law("scale_equivariance", check, adapt, uses=("scale",))
+LAW = Law("scale_equivariance", check, adapt, uses=("scale",), options=_OPTIONS)

@@ -433,6 +433,46 @@ def test_no_law_leaves_the_bounds_of_an_adapter_of_pages(law: str) -> None:
     assert law != "batch_invariance" or len({size for _, size in calls}) > 1
 
 
+@pytest.mark.parametrize(
+    ("name", "option", "value"),
+    [
+        ("linear_attn", "normalize", True),
+        ("gla", "output_final_state", False),
+        ("kda", "use_qk_l2norm_in_kernel", True),
+        ("short_conv", "activation", "silu"),
+        ("attention", "causal", False),
+        ("attention", "window", 5),
+        ("attention", "return_lse", False),
+    ],
+)
+def test_every_law_keeps_to_an_option_of_one_value(name: str, option: str, value: object) -> None:
+    """Small integers round with some of them, and others undo what a law says."""
+    got: list[object] = []
+
+    def call(**given: Any) -> Any:
+        got.append(given[option])
+        return OPS[name].oracle(**given)
+
+    one_value = bounds.fixed_options(**{option: value})
+    # Gates of attention need `causal`.
+    narrow = {"no gates": lambda case: case.without("g"), "one value": one_value}
+    one = Implementation(call, bounds=narrow)
+    target = Adapter({name: {"some": one}})
+    op, subject = scope.declared(target, name, "some"), Subject(target, CPU, quick=True)
+
+    @seed(0)
+    @settings(max_examples=10, database=None, deadline=None, phases=[Phase.generate])
+    @given(cases(op, op.modes[0], "float32", target, longest=8, widest=4, extents=ORDINARY))
+    def look(case: Case) -> None:
+        assert case.options[option] == value
+        for law in scope.laws(target, name, "some"):
+            if law == "exactness" or LAWS[law].options:
+                judge(law, case, subject)
+
+    look()
+    assert set(got) == {value}
+
+
 def test_bounds_hold_for_the_call_before() -> None:
     op = Bounded(OPS["gla"]).declaration(OPS["gla"], "some")
 

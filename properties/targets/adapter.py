@@ -222,6 +222,10 @@ class Implementation:
                 what = "expected one that it leaves alone"
                 raise ValueError(f"bound {name!r}: {bounded.line()} of {case.line()}, {what}")
             case = self._with_own_options(op.settle(bounded))
+            if case.values == "integers" and bound(case) != case:
+                # Options with which small integers are exact leave the bound.
+                other = op.settle(replace(bounded, values="gaussian"))
+                case = self._with_own_options(other)
         return case
 
     def _packable(self, op: Op, case: Case) -> Case:
