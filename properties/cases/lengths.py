@@ -22,6 +22,9 @@ from properties.catalogue.op import Op
 WORK = 300_000
 # The most numbers that a case with many tokens may hold.
 MUCH_WORK = 3 * WORK
+# The most of a case with one of each dim, whose sequence passes the end of a tile of 2048 tokens
+# though a form of the oracle holds all pairs of them: three seconds on one core.
+_PAIRS_OF_A_TILE = 20 * WORK
 # Kernels change their path at powers of two: the largest is passed by one. One token less, and the
 # last of several whole blocks, or of several splits of the keys, is not full.
 MOST_TOKENS = 4097
@@ -126,6 +129,22 @@ def with_many_tokens(draw: DrawFn, op: Op, case: Case, extent: Extent, *, exact:
         queries, keys = draw(st.sampled_from([(short, far), (short, far), (far, short)]))
         case = replace(case, lengths=among(queries), key_lengths=among(keys))
     return case
+
+
+def past_a_long_tile(draw: DrawFn, op: Op, case: Case, tile: int) -> Case | None:
+    """Draw one sequence past the end of a tile of so many tokens, with one of each dim.
+
+    Returns:
+        None if other cases pass it, or none can.
+    """
+    if tile <= _affordable(op, case, MUCH_WORK, max(tile, 200)):
+        return None
+    least = replace(case, packed=False, dims=dict.fromkeys(case.dims, 1))
+    most = _affordable(op, least, _PAIRS_OF_A_TILE, 2 * tile + 1)
+    if most <= tile:
+        return None
+    past = draw(st.one_of(any_of(tile + 1, most), st.integers(tile + 1, most)))
+    return replace(least, lengths=(past,), key_lengths=None)
 
 
 def _has_keys_of_its_own(op: Op, case: Case) -> bool:

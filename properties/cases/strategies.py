@@ -13,7 +13,7 @@ from hypothesis.strategies import DrawFn, SearchStrategy
 from properties.cases.case import Case
 from properties.cases.extents import EXTENTS, ORDINARY, Extent, large_count, large_dims
 from properties.cases.layouts import LAYOUTS
-from properties.cases.lengths import any_of, with_lengths, with_many_tokens
+from properties.cases.lengths import any_of, past_a_long_tile, with_lengths, with_many_tokens
 from properties.cases.tensors import (
     differentiable_outputs,
     on_integers,
@@ -31,6 +31,7 @@ from properties.targets import Target
 _LEFT = any_of(True, False, False)
 # Tokens per tile of a kernel that does not say.
 _USUAL_TILES = (16, 32, 64, 128)
+_LONGEST = 200
 _WIDEST = (40, 257, 320, 511, 512, 576)
 
 
@@ -92,7 +93,7 @@ def _bundles(
     most: int,
     tiny: int,
     *,
-    longest: int = 200,
+    longest: int = _LONGEST,
     widest: int = 256,
     extents: Sequence[Extent] = EXTENTS,
 ) -> list[Case]:
@@ -116,11 +117,11 @@ def _bundles(
     if tiles:
         own = tiles[case.tile if case.tile is not None else next(iter(tiles))]
     edges = (own,) if own else _USUAL_TILES
-    if not (tiles and own) and edges != (16,):
+    if not (tiles and own) and edges != (16,) or edges[-1] > _LONGEST:
         # Sequences extend past the target's own tile.
         longest = max(longest, edges[-1] + 16)
     case, varying = _with_arguments(draw, op, mode, case)
-    bundle = _Bundle(op, mode, target, case, varying, extent, twin)
+    bundle = _Bundle(op, mode, target, case, varying, extent, twin, own or 0)
     # Thousands of tokens take longer to run than a program to compile.
     most = 1 if "tokens" in extent else most
     found = draw(st.lists(_members(bundle, edges, longest, widest), min_size=1, max_size=most))
@@ -160,6 +161,7 @@ class _Bundle:
         varying: the options whose values are drawn for each case.
         extent: the dims along which the cases are large.
         twin: each passes one tensor as two arguments.
+        tokens: of the implementation's own tiles, 0 if unknown.
     """
 
     op: Op
@@ -169,6 +171,7 @@ class _Bundle:
     varying: Sequence[Option]
     extent: Extent
     twin: bool
+    tokens: int
 
 
 @st.composite
@@ -185,7 +188,10 @@ def _members(
         exact = "exactness" in op.laws and (case.dtype == "float32" or not is_delta(op))
         exact = exact and on_integers(op, case).values == "integers"
         exact = exact and draw(any_of(True, True, True, False))
-        case = with_many_tokens(draw, op, case, extent, exact=exact)
+        # Carries between tiles may be right for integers, whose gates are 1.
+        past = past_a_long_tile(draw, op, case, bundle.tokens) if bundle.tokens > _LONGEST else None
+        exact = exact and past is None
+        case = past or with_many_tokens(draw, op, case, extent, exact=exact)
     else:
         case = with_lengths(draw, op, case, edges, longest, extent)
     case = _with_varying(draw, bundle.varying, case)

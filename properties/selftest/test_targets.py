@@ -473,6 +473,24 @@ def test_every_law_keeps_to_an_option_of_one_value(name: str, option: str, value
     assert set(got) == {value}
 
 
+@pytest.mark.parametrize(("name", "tokens", "least"), [("hgrn", 2048, 3), ("l2norm", 512, 10)])
+def test_sequences_pass_the_end_of_a_long_tile(name: str, tokens: int, least: int) -> None:
+    """A form of hgrn's oracle holds all pairs of tokens, l2norm's few numbers."""
+    target = Adapter({name: {"some": Implementation(OPS[name].oracle, tokens=tokens)}})
+    op = scope.declared(target, name, "some")
+    past: list[Case] = []
+
+    @seed(0)
+    @settings(max_examples=100, database=None, deadline=None, phases=[Phase.generate])
+    @given(cases(op, op.modes[0], "float32", target))
+    def draw(case: Case) -> None:
+        if max(case.lengths) > tokens and case.values != "integers":
+            past.append(case)
+
+    draw()
+    assert len(past) >= least
+
+
 def test_bounds_hold_for_the_call_before() -> None:
     op = Bounded(OPS["gla"]).declaration(OPS["gla"], "some")
 
