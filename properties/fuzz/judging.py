@@ -42,6 +42,8 @@ from properties.verdict.report import versions
 
 # The signal that asks a hanging case for its traceback.
 WHERE = signal.SIGUSR1
+# The function that notes each call of the target, in which a traceback may end.
+NOTE = "note"
 _PR_SET_PDEATHSIG = 1
 # Make the out-of-memory killer choose workers first.
 _OOM = Path("/proc/self/oom_score_adj")
@@ -224,6 +226,7 @@ def _noting(functions: set[str], *key: Hashable) -> Iterator[bool]:
     _NOTED.add(key)
     codes: set[CodeType] = set()
 
+    # Named `NOTE`.
     def note(frame: FrameType, event: str, _: object) -> None:
         if event == "call":
             codes.add(frame.f_code)

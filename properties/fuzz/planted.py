@@ -468,6 +468,19 @@ def _spin() -> None:
         pass
 
 
+def hanging_in_calls(device: torch.device) -> Adapter:
+    """Hangs in a loop that spends its time on calls."""
+
+    def nothing() -> None:
+        pass
+
+    def l2norm(x: Tensor) -> Tensor:
+        while True:
+            nothing()
+
+    return _adapter(l2norm)
+
+
 def endless(device: torch.device) -> Adapter:
     """A Triton kernel with an endless loop."""
 

@@ -74,7 +74,7 @@ def _few_cases(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(turn, "EXAMPLES_OF_A_TURN", 1)
 
 
-@pytest.mark.parametrize("target", ["hanging", "hanging_beside", "endless"])
+@pytest.mark.parametrize("target", ["hanging", "hanging_beside", "hanging_in_calls", "endless"])
 def test_a_case_that_hangs_is_killed_and_reported(target: str, fuzz: Fuzz) -> None:
     code, printed = fuzz(target, "--case-timeout", "0.2")
     assert code == 1

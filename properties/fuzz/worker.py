@@ -33,7 +33,7 @@ from properties.fuzz.fork_server import (
     prepare,
     without_interrupts,
 )
-from properties.laws.fingerprint import Fingerprint, family, is_own, short
+from properties.laws.fingerprint import Fingerprint, family, is_own, place_of_loop, short
 from properties.verdict.report import end_report
 
 # Factor on the time limit for the first case of a kind in a process, which compiles kernels.
@@ -325,8 +325,7 @@ def ended(
     lines = _lines_of(own or frames)
     place = lines[0] if own else ""
     if own and how == HANGS:
-        # An endless loop may be interrupted at any of its lines, so name only the function.
-        place = f"{short(own[0].filename)} in {own[0].name}"
+        place = place_of_loop(own[0])
     report = end_report(origin.repro(law, case), how + more, lines)
     failure = Failure(Fingerprint(family(case.op), how, place=place), law, case, report, fatal=True)
     return Answer(failure=failure, doubtful=how, spent=True)
@@ -412,5 +411,8 @@ def _lines_of(frames: Sequence[FrameSummary]) -> list[str]:
 def _frames(trace: str) -> list[FrameSummary]:
     """The frames that faulthandler wrote, innermost first, above a worker's own."""
     matches = re.findall(r'^  File "(.+)", line (\d+) in (.+)$', trace, re.MULTILINE)
+    if matches and matches[0][::2] == (judging.__file__, judging.NOTE):
+        # It notes the functions that the target calls, such as one that a loop calls at each turn.
+        del matches[0]
     below = takewhile(lambda match: match[0] != judging.__file__, matches)
     return [FrameSummary(file, int(line), name, lookup_line=False) for file, line, name in below]

@@ -14,7 +14,7 @@ import torch
 import triton
 
 from properties.catalogue import OPS
-from properties.simulator import SimulationError
+from properties.simulator import SimulationError, Stuck
 from properties.targets.ledger import Fault
 from properties.verdict import Comparison
 
@@ -74,13 +74,23 @@ def fingerprint(op: str, law: str, fault: Fault) -> Fingerprint:
 
 
 def place(error: BaseException) -> str:
-    """The source line that raised an error: the kernel's, else the last one of the target."""
+    """The source line that raised an error: the kernel's, else the last one of the target.
+
+    That of a loop which the simulator ends is the one of a loop which takes too long.
+    """
+    frames = own_frames(error)
+    if isinstance(error, Stuck) and frames:
+        return place_of_loop(frames[-1])
     if isinstance(error, SimulationError):
         location = getattr(error, "location", None)
         if location is not None and location.line:
             return f"{short(location.file)}:{location.line}"
-    frames = own_frames(error)
     return f"{short(frames[-1].filename)}:{frames[-1].lineno}" if frames else ""
+
+
+def place_of_loop(frame: FrameSummary) -> str:
+    """The function that runs an endless loop, which may be interrupted at any of its lines."""
+    return f"{short(frame.filename)} in {frame.name}"
 
 
 def own_frames(error: BaseException) -> list[FrameSummary]:

@@ -13,10 +13,13 @@ from hypothesis import Phase, settings
 from properties.cases.case import Case
 from properties.catalogue import OPS
 from properties.fuzz import planted
-from properties.fuzz.planted import outside, raising, twofold
+from properties.fuzz.answer import Origin
+from properties.fuzz.planted import outside, raising, turning, twofold
+from properties.fuzz.worker import Worker
 from properties.jobs import Job, hypothesis_test, judge
 from properties.laws import Subject, Violation
 from properties.laws.fingerprint import Fingerprint, fingerprint, is_own, short
+from properties.simulator import runtime
 from properties.targets import Adapter
 
 CPU = torch.device("cpu")
@@ -55,6 +58,27 @@ def test_an_address_has_the_line_of_its_kernel() -> None:
         assert failed.value.fingerprint.error == "LoadOutOfBounds"
     (place,) = seen
     assert str(place).startswith("properties/fuzz/planted.py:")
+
+
+def test_a_loop_that_the_simulator_ends_is_the_one_that_takes_too_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from properties.device import activate
+
+    # `turning` lowers it.
+    monkeypatch.setattr(runtime, "LOOP_LIMIT", runtime.LOOP_LIMIT)
+    activate("simulator")
+    with pytest.raises(Violation) as failed:
+        judge("differential", CASE, Subject(turning(CPU), CPU))
+    origin = Origin(f"{planted.__name__}:endless", "simulator", "none")
+    worker = Worker(origin, 0.2)
+    try:
+        hung = worker.ask("differential", CASE).failure
+    finally:
+        worker.close()
+    assert hung is not None
+    assert failed.value.fingerprint.bug == hung.fingerprint.bug
+    assert hung.fingerprint.bug == "properties/fuzz/planted.py in l2norm"
 
 
 def test_installed_libraries_are_not_the_targets_own() -> None:
