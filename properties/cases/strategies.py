@@ -117,7 +117,7 @@ def _bundles(
     if tiles:
         own = tiles[case.tile if case.tile is not None else next(iter(tiles))]
     edges = (own,) if own else _USUAL_TILES
-    if not (tiles and own) and edges != (16,) or edges[-1] > _LONGEST:
+    if (not (tiles and own) and edges != (16,)) or edges[-1] > _LONGEST:
         # Sequences extend past the target's own tile.
         longest = max(longest, edges[-1] + 16)
     case, varying = _with_arguments(draw, op, mode, case)
