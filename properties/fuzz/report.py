@@ -7,7 +7,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,7 @@ from properties.fuzz.log import Log, Tally
 from properties.fuzz.night import Night
 from properties.laws import LAWS
 from properties.verdict.picture import LEVELS
-from properties.verdict.report import Repro
+from properties.verdict.report import Repro, release
 
 _PAGE, _DATA, _JUNIT = "report.html", "report.json", "junit.xml"
 _PACKAGES = ("torch", "triton", "hypothesis", "attention-oracles")
@@ -51,6 +50,7 @@ def write(night: Night, state: str, folder: Path) -> None:
 def data(night: Night, state: str) -> dict[str, Any]:
     log, device = night.log, resolve(night.origin.device)
     causes = log.causes
+    releases = {package: found for package in _PACKAGES if (found := release(package))}
     jobs = [
         asdict(job) | _numbers(tally) | {"rests": night.rests(job)}
         for job, tally in log.tallies.items()
@@ -60,7 +60,7 @@ def data(night: Night, state: str) -> dict[str, Any]:
         "target": log.target,
         "seed": log.seed,
         "device": describe(device),
-        "versions": {"python": platform.python_version()} | {n: version(n) for n in _PACKAGES},
+        "versions": {"python": platform.python_version()} | releases,
         "host": f"{platform.node()}, {platform.platform(terse=True)}",
         "written": datetime.now().astimezone().isoformat(timespec="seconds"),
         "seconds": round(night.elapsed, 1),

@@ -131,6 +131,15 @@ def test_the_data_are_json_that_any_program_reads(tmp_path: Path) -> None:
     assert [job["examples"] for job in data["jobs"]] == [9, 4, 0]
 
 
+def test_code_that_is_not_installed_has_a_report_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(report, "_PACKAGES", ("torch", "not-installed"))
+    report.write(night(log()), "running", tmp_path)
+    data = json.loads((tmp_path / "report.json").read_text())
+    assert {*data["versions"]} == {"python", "torch"}
+
+
 def test_the_report_is_written_while_the_night_runs(
     fuzz: Fuzz, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -228,12 +228,17 @@ def _first(wrong: Tensor, case: Case, dims: Sequence[str]) -> list[str]:
 
 @cache
 def versions() -> str:
+    triton = release("triton")
     known = [f"Python {platform.python_version()}", f"torch {torch.__version__}"]
+    return ", ".join([*known, f"triton {triton}" if triton else "no triton"])
+
+
+def release(package: str) -> str:
+    """The installed release; empty for code that runs without being installed."""
     try:
-        known.append(f"triton {version('triton')}")
+        return version(package)
     except PackageNotFoundError:
-        known.append("no triton")
-    return ", ".join(known)
+        return ""
 
 
 def _device(device: torch.device) -> str:
