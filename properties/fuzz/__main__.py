@@ -21,12 +21,12 @@ from rich.live import Live
 
 from properties import scope
 from properties.cases.case import Case
+from properties.clock import pause
 from properties.counted import counted
 from properties.device import describe
 from properties.fuzz import record, report
 from properties.fuzz.answer import Broken, Judge, Lost, Origin
 from properties.fuzz.bucket import Bucket
-from properties.fuzz.clock import pause
 from properties.fuzz.corpus import Corpus
 from properties.fuzz.display import Display
 from properties.fuzz.ending import Output, leave, signals, tolerating_a_removed_folder

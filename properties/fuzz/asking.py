@@ -5,10 +5,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 
 from properties.cases.case import Case
+from properties.clock import Clock
 from properties.device import resolve
 from properties.fuzz.answer import HANGS, Answer, Broken, Failure, Judge, Lost
 from properties.fuzz.bucket import Bucket
-from properties.fuzz.clock import Clock
 from properties.fuzz.night import Night
 from properties.fuzz.worker import Worker, is_sent
 

@@ -13,7 +13,7 @@ from uuid import uuid4
 
 import pebble
 
-from properties.fuzz.clock import Clock
+from properties.clock import Clock
 from properties.fuzz.strays import MARK, end_marked
 
 # Imported once, for all workers. Kernels are not, since the interpreter

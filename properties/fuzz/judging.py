@@ -26,9 +26,9 @@ import reference
 from properties import jobs, scope
 from properties.cases.case import Case
 from properties.cases.sequences import dims_of
+from properties.clock import Clock
 from properties.fuzz import sent
 from properties.fuzz.answer import Answer, Broken, Failure, Origin
-from properties.fuzz.clock import Clock
 from properties.fuzz.ending import tolerating_a_removed_folder
 from properties.laws import Subject, Violation
 from properties.laws.fingerprint import is_own, short

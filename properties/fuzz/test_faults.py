@@ -30,6 +30,7 @@ from hypothesis.database import DirectoryBasedExampleDatabase
 from pebble import ProcessPool
 
 from properties.cases.case import Case
+from properties.clock import Clock
 from properties.fuzz import __main__ as command
 from properties.fuzz import (
     answer,
@@ -44,7 +45,6 @@ from properties.fuzz import (
     worker,
 )
 from properties.fuzz.__main__ import main
-from properties.fuzz.clock import Clock
 from properties.fuzz.conftest import Fuzz, on_l2norm
 from properties.fuzz.corpus import FOLDER, Corpus
 from properties.fuzz.log import Log
@@ -133,7 +133,7 @@ def test_a_case_that_waits_for_a_core_does_not_hang(target: str, fuzz: Fuzz, mar
 
 _STOPPED = """
 import os, signal, time
-from properties.fuzz.clock import Clock, pause
+from properties.clock import Clock, pause
 clock = Clock.started(os.getpid())
 if not os.fork():
     time.sleep(0.1)

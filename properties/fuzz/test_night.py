@@ -18,10 +18,10 @@ from rich.console import Console
 from properties import scope
 from properties.cases.case import Case
 from properties.catalogue import OPS
+from properties.clock import Clock
 from properties.fuzz.answer import HANGS, Answer, Failure, Origin
 from properties.fuzz.asking import Asker
 from properties.fuzz.bucket import Bucket
-from properties.fuzz.clock import Clock
 from properties.fuzz.corpus import Corpus
 from properties.fuzz.display import Display
 from properties.fuzz.log import Log, Tally

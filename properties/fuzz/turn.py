@@ -19,10 +19,10 @@ from hypothesis.errors import Flaky
 from properties import scope
 from properties.cases.case import Case
 from properties.catalogue import OPS
+from properties.clock import Clock
 from properties.fuzz.answer import Answer, Failure, Judge, Lost, Stopped
 from properties.fuzz.asking import Asker, shows
 from properties.fuzz.bucket import Bucket
-from properties.fuzz.clock import Clock
 from properties.fuzz.log import ORACLE, Tally
 from properties.fuzz.needs import parts
 from properties.fuzz.night import EXAMPLES_OF_A_TURN, Night

@@ -21,11 +21,11 @@ from typing import Any, TypeVar
 from pebble import ProcessExpired, ProcessFuture, ProcessPool
 
 from properties.cases.case import Case
+from properties.clock import Clock
 from properties.counted import counted
 from properties.device import gpus
 from properties.fuzz import judging, sent
 from properties.fuzz.answer import HANGS, Answer, Broken, Failure, Lost, Origin, Stopped
-from properties.fuzz.clock import Clock
 from properties.fuzz.fork_server import (
     LOOK,
     environment,

@@ -26,6 +26,7 @@ from properties.mutants.hunt import Suite, Unit, fate_of, killed_among, units
 from properties.mutants.line_coverage import packed
 from properties.mutants.mutant import Mutant, mutants
 from properties.mutants.survey import Check, files_of_tests, of_tests
+from properties.planting import fork_pool
 from properties.planting.fork_pool import ForkPool, TrialDied
 from properties.planting.oracle_cache import OracleCache
 from properties.planting.trial import LawAbout, Pinned, Setup, TestAt, pinned_of
@@ -348,6 +349,24 @@ def test_a_trial_that_dies_or_loops_raises() -> None:
             pool.submit(exec, "while True: pass", seconds=1).result()
         assert looped.value.of_time
         assert pool.submit(divmod, 7, 2).result() == (3, 1)
+
+
+def test_a_trial_that_sleeps_ends_as_one_that_loops(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fork_pool, "_ASLEEP", 0.5)
+    with ForkPool([]) as pool:
+        with pytest.raises(TrialDied) as slept:
+            pool.submit(exec, "import time; time.sleep(1000)", seconds=1).result(60)
+        assert slept.value.of_time
+        assert pool.submit(divmod, 7, 2).result() == (3, 1)
+
+
+def test_an_answer_waits_for_no_process_that_a_trial_has_forked() -> None:
+    forking = "import os, time\nif os.fork() == 0: time.sleep(1000)\n"
+    with ForkPool([]) as pool:
+        assert pool.submit(exec, forking).result(60) is None
+        with pytest.raises(TrialDied) as ended:
+            pool.submit(exec, f"{forking}os._exit(3)").result(60)
+        assert not ended.value.of_time
 
 
 def test_an_unused_pool_starts_no_process() -> None:

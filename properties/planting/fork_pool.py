@@ -12,17 +12,26 @@ import resource
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from importlib import import_module
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from queue import SimpleQueue
+from select import select
 from threading import Lock
 from types import MappingProxyType, TracebackType
 from typing import Any
 
+from properties.clock import Clock
+
 _MEMORY = 8 << 30
+# Seconds in which a trial may sleep, besides its processor time: a compiler that it starts may run
+# meanwhile.
+_ASLEEP = 120.0
+# Seconds between looks at a trial, and bytes of its answer that are read at once.
+_LOOK, _PART = 1.0, 1 << 20
 _PR_SET_PDEATHSIG = 1
 
 
@@ -39,7 +48,7 @@ class TrialDied(Exception):
 
     @property
     def of_time(self) -> bool:
-        """Whether it used up its processor time."""
+        """Whether it used up its time."""
         return self.signal == signal.SIGXCPU
 
     def __str__(self) -> str:
@@ -78,17 +87,18 @@ class ForkPool:
     def submit(
         self, function: Callable[..., Any], *arguments: Any, seconds: int = 600
     ) -> "Future[Any]":
-        """Call `function` in a process of its own, for at most this much processor time.
+        """Call `function` in a process of its own, for at most this much processor time, and two
+        minutes of sleep.
 
         The future raises `TrialDied` if the process ends without an answer.
         """
         task = pickle.dumps((function, arguments, seconds, self._memory))
-        return self._threads.submit(self._run, task)
+        return self._threads.submit(self._run, task, seconds + _ASLEEP)
 
-    def _run(self, task: bytes) -> Any:
+    def _run(self, task: bytes, limit: float) -> Any:
         server = self._server()
         try:
-            server.send_bytes(task)
+            server.send((task, limit))
             good, answer = pickle.loads(server.recv_bytes())
         finally:
             self._idle.put(server)
@@ -149,26 +159,56 @@ def _serve(parent: Connection, preload: tuple[str, ...], environment: dict[str, 
     gc.freeze()
     while True:
         try:
-            task = parent.recv_bytes()
+            task, limit = parent.recv()
         except EOFError:
             return
-        parent.send_bytes(_answer(task))
+        parent.send_bytes(_answer(task, limit))
 
 
-def _answer(task: bytes) -> bytes:
-    """Run a task in a forked process; return the pickled answer or error."""
+def _answer(task: bytes, limit: float) -> bytes:
+    """Run a task in a forked process; return the pickled answer or error.
+
+    Args:
+        limit: seconds that the process may compute or sleep.
+    """
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
+        # With all that it starts.
+        os.setpgid(0, 0)
         os.close(reading)
         with os.fdopen(writing, "wb") as pipe:
             pipe.write(_work(task))
         os._exit(0)
     os.close(writing)
-    with os.fdopen(reading, "rb") as pipe:
-        answer = pipe.read()
+    answer, late = _read(reading, Clock.started(child), limit)
+    # Before it has a group, it has started nothing.
+    for end in (os.killpg, os.kill):
+        with suppress(ProcessLookupError):
+            end(child, signal.SIGKILL)
     _, status = os.waitpid(child, 0)
+    if late:
+        return pickle.dumps((False, TrialDied(signal.SIGXCPU)))
     return answer or pickle.dumps((False, TrialDied(status)))
+
+
+def _read(reading: int, clock: Clock, limit: float) -> tuple[bytes, bool]:
+    """Read what a process writes until it ends, though what it has started may keep the pipe open;
+    return that and whether its time was up before.
+    """
+    parts: list[bytes] = []
+    with os.fdopen(reading, "rb", buffering=0) as pipe:
+        while True:
+            ended = clock.ended
+            ready, _, _ = select([pipe], [], [], 0 if ended else _LOOK)
+            if ready:
+                parts.append(pipe.read(_PART))
+                if not parts[-1]:
+                    return b"".join(parts), False
+            elif ended:
+                return b"".join(parts), False
+            elif clock.seconds() > limit:
+                return b"", True
 
 
 def _work(task: bytes) -> bytes:

@@ -12,7 +12,7 @@ from types import FrameType
 import pytest
 
 from properties.cases.case import Case
-from properties.fuzz.clock import Clock
+from properties.clock import Clock
 
 # Seconds that a case may compute or sleep, twice what the fuzzer grants; after which compiled code
 # that lets no signal through ends the run; and between looks.
