@@ -25,6 +25,17 @@ def test_angles_of_long_sequences_keep_their_digits(subject: Any) -> None:
     torch.testing.assert_close(y.double().cpu(), torch.cos(turned), rtol=0, atol=16 * 2.0**-24)
 
 
+def test_angles_of_many_turns_are_summed_as_those_below_one(subject: Any) -> None:
+    """In parts of 2^-40, 64 bits hold 2^23 turns: whole turns come off before."""
+    angle = torch.tensor([3e8, -2e8, 1e8, 2.5]).reshape(1, 4, 1, 1)
+    one = torch.ones(1, 4, 1, device=subject.device)
+    x = torch.tensor([1.0, 0, 0, 0], device=subject.device).reshape(1, 4, 1, 1)
+    B = torch.tensor([1.0, 0.0], device=subject.device).expand(1, 4, 1, 2)
+    y, _ = mamba3(x, one, 0 * one, B, B, one, angle.to(subject.device))
+    turned = angle.double().cumsum(1) - angle[:, :1].double()
+    torch.testing.assert_close(y.double().cpu(), torch.cos(turned), rtol=0, atol=2.0**-20)
+
+
 @pytest.mark.parametrize("mode", ["chunk", "fused_recurrent"])
 @pytest.mark.parametrize("name", ["x", "dt", "g", "B", "C", "lam", "theta"])
 def test_no_output_depends_on_later_tokens(name: str, mode: Any, subject: Any) -> None:
