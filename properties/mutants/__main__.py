@@ -32,6 +32,7 @@ from rich.progress import (
 
 from properties import profiles
 from properties.device import activate, resolve
+from properties.files import write_atomically
 from properties.mutants import equivalents, killers, shares
 from properties.mutants.fates import Fate, Fates
 from properties.mutants.hunt import Suite, Unit, fate_of, killed_among, units
@@ -170,11 +171,16 @@ def _run(
     for problem in problems:
         console.print(problem, "", markup=False, highlight=False, soft_wrap=True)
     console.print(scoreboard.summary(), highlight=False)
+    unwritten = [f"{fates.path} not written: {fates.unwritten}"] if fates.unwritten else []
     if options.json:
-        options.json.write_text(
-            json.dumps(scoreboard.to_json(), indent=1, ensure_ascii=False) + "\n"
-        )
-    return scoreboard, 1 if scoreboard.survivors or problems else 0
+        text = json.dumps(scoreboard.to_json(), indent=1, ensure_ascii=False)
+        try:
+            write_atomically(options.json, f"{text}\n")
+        except OSError as error:
+            unwritten.append(f"--json not written: {error}")
+    for line in unwritten:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    return scoreboard, 1 if scoreboard.survivors or problems or unwritten else 0
 
 
 def _try_alone(

@@ -36,15 +36,18 @@ class Fates:
 
     A killed mutant stays killed until its function changes. A survivor is tried again when the
     suite changes.
+
+    Attributes:
+        unwritten: why some were not kept, as on a full disk; empty if all were.
     """
 
     def __init__(self, path: Path, fresh: bool) -> None:
-        self.path = path
+        self.path, self.unwritten = path, ""
         path.parent.mkdir(parents=True, exist_ok=True)
         if fresh:
             path.unlink(missing_ok=True)
         self.known: dict[str, Fate] = {}
-        for line in path.read_text().splitlines() if path.exists() else []:
+        for line in path.read_bytes().splitlines() if path.exists() else []:
             try:
                 fate = Fate(**json.loads(line))
             except (ValueError, TypeError):
@@ -59,5 +62,8 @@ class Fates:
 
     def add(self, fate: Fate) -> None:
         self.known[fate.key] = fate
-        with self.path.open("a") as file:
-            file.write(json.dumps(asdict(fate)) + "\n")
+        try:
+            with self.path.open("a") as file:
+                file.write(json.dumps(asdict(fate)) + "\n")
+        except OSError as error:
+            self.unwritten = str(error)

@@ -8,12 +8,14 @@ are kept between processes.
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from coverage import Coverage
 
 from properties import ROOT
+from properties.files import write_atomically
 from properties.planting.closure import INSTALLED
 
 Lines = dict[str, set[int]]
@@ -108,8 +110,11 @@ class LineCoverage:
     def _remember(self, source: Any, seen: Lines) -> None:
         key = _key(source)
         path = self._path(key)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps({name: sorted(lines) for name, lines in seen.items()}))
+        # A full disk fails no check.
+        with suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            text = json.dumps({name: sorted(lines) for name, lines in seen.items()})
+            write_atomically(path, text)
         self._compiled[key] = _absolute(seen)
 
     def _path(self, key: str) -> Path:

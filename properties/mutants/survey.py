@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from time import process_time
@@ -220,14 +221,16 @@ class Surveys:
         try:
             data = json.loads(self._path(name).read_text())
             return [Check.from_json(c) for c in data["checks"]] if data["code"] == code else None
-        except (FileNotFoundError, ValueError, KeyError):
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None
 
     def keep(self, name: str, code: str, checks: Sequence[Check]) -> None:
         path = self._path(name)
-        path.parent.mkdir(parents=True, exist_ok=True)
         data = {"code": code, "checks": [c.to_json() for c in checks]}
-        write_atomically(path, json.dumps(data))
+        # On a full disk the next run makes it again.
+        with suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(path, json.dumps(data))
 
     def _path(self, name: str) -> Path:
         return self.folder / "surveys" / f"{name.replace('/', '.')}.json"

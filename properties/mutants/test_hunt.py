@@ -1,5 +1,6 @@
 """The hunt: a mutant is killed by laws that look at results, and not by others."""
 
+import errno
 import json
 import os
 import signal
@@ -25,7 +26,7 @@ from properties.mutants.fates import Fate, Fates
 from properties.mutants.hunt import Suite, Unit, fate_of, killed_among, units
 from properties.mutants.line_coverage import packed
 from properties.mutants.mutant import Mutant, mutants
-from properties.mutants.survey import Check, files_of_tests, of_tests
+from properties.mutants.survey import Check, Surveys, files_of_tests, of_tests
 from properties.planting import fork_pool
 from properties.planting.fork_pool import ForkPool, TrialDied
 from properties.planting.oracle_cache import OracleCache
@@ -225,8 +226,16 @@ def test_a_line_that_16_bits_alone_run_is_tried_in_them(
     assert suite.concerned(unit, [mutant]) == [mutant]
 
 
+def _refuse(*_: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
 def test_the_command_tells_kept_and_listed_mutants(
-    signs: list[Mutant], blind: Suite, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    signs: list[Mutant],
+    blind: Suite,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     listed, report = tmp_path / "equivalents.toml", tmp_path / "mutants.json"
     listed.write_text("")
@@ -246,6 +255,12 @@ def test_the_command_tells_kept_and_listed_mutants(
 
     assert main(command) == 1
     assert f"{len(signs)} of them known" in capsys.readouterr().out
+
+    with monkeypatch.context() as full:
+        full.setattr("properties.mutants.__main__.write_atomically", _refuse)
+        assert main(command) == 1
+    printed = capsys.readouterr().out
+    assert "--json not written: [Errno 28] No space left on device" in printed
 
     listed.write_text(_list(signs))
     assert main(command) == 0
@@ -317,6 +332,34 @@ def test_a_kill_is_kept_and_a_survivor_only_as_long_as_the_suite(tmp_path: Path)
     assert again.get("alive", "old") is not None
     assert again.get("alive", "new") is None
     assert Fates(path, fresh=True).get("dead", "old") is None
+
+
+def test_a_fate_that_cannot_be_kept_ends_no_run(tmp_path: Path) -> None:
+    path = tmp_path / "fates.jsonl"
+    path.write_bytes(b"\xff\n")
+    fates = Fates(path, fresh=False)
+    path.unlink()
+    path.mkdir()
+    fates.add(Fate("dead", "differential", suite="old"))
+    assert fates.get("dead", "new") is not None
+    assert "Is a directory" in fates.unwritten
+
+
+@pytest.mark.parametrize("text", ["[]", '{"code": "same", "checks": [3]}', '{"cod'])
+def test_a_survey_that_is_damaged_is_made_anew(text: str, tmp_path: Path) -> None:
+    surveys = Surveys(tmp_path)
+    surveys.keep("of tests", "same", [])
+    assert surveys.known("of tests", "same") == []
+    (kept,) = (tmp_path / "surveys").iterdir()
+    kept.write_text(text)
+    assert surveys.known("of tests", "same") is None
+
+
+def test_a_survey_that_cannot_be_kept_ends_no_run(tmp_path: Path) -> None:
+    (tmp_path / "surveys").touch()
+    surveys = Surveys(tmp_path)
+    surveys.keep("of tests", "same", [])
+    assert surveys.known("of tests", "same") is None
 
 
 def _imported_anew(path: str, folder: Path) -> bool:
@@ -395,3 +438,20 @@ def test_one_element_is_remembered_whatever_its_stride(stride: int, tmp_path: Pa
         x = torch.full((2,), value, dtype=torch.bfloat16).as_strided((1, 1), (stride, stride))
         answer = memory(("l2norm", x), lambda: next(answers))
         assert answer == (1 if value == 3 else 2)
+
+
+def test_a_damaged_answer_of_an_oracle_is_computed_anew(tmp_path: Path) -> None:
+    """An error of the cache would count as a kill."""
+    remember = OracleCache(tmp_path, {"l2norm": "code"})
+    assert remember(("l2norm",), lambda: 1) == 1
+    (kept,) = (path for path in tmp_path.rglob("*") if path.is_file())
+    kept.write_bytes(b"\0" * 100)
+    assert remember(("l2norm",), lambda: 2) == 2
+    assert remember(("l2norm",), lambda: 3) == 2
+
+
+def test_an_answer_of_an_oracle_that_cannot_be_kept_is_returned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("properties.planting.oracle_cache.write_atomically", _refuse)
+    assert OracleCache(tmp_path, {"l2norm": "code"})(("l2norm",), lambda: 1) == 1

@@ -3,6 +3,7 @@
 import hashlib
 import io
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,6 +17,9 @@ T = TypeVar("T")
 
 class OracleCache:
     """A cache of results by all that they depend on.
+
+    What is damaged is computed anew, and what a full disk refuses is not kept: an error would count
+    as one of the law that asks.
 
     Args:
         folder: the cache's folder.
@@ -33,9 +37,11 @@ class OracleCache:
         path = self.folder / digest.hexdigest()[:2] / digest.hexdigest()[2:32]
         try:
             known: T = torch.load(path, weights_only=False)
-        except (FileNotFoundError, EOFError, RuntimeError):
+        # Whatever unpickling other contents raises.
+        except Exception:
             known = compute()
-            _save(known, path)
+            with suppress(OSError):
+                _save(known, path)
         return known
 
 
