@@ -76,11 +76,10 @@ class Changed:
         """Whether all changed files that an op runs are reached through modules of other ops."""
         own = _own_modules(op)
         others = frozenset[str]().union(*map(_own_modules, OPS)) - own
+        whole = closure(own, lists=False)
         near = closure(own, lists=False, instead=dict.fromkeys(others, ())) - others
-        changed = [*map(_module, self.files)]
-        return any(_runs(module, closure(own, lists=False)) for module in changed) and not any(
-            _runs(module, near) for module in changed
-        )
+        run = [module for module in map(_module, self.files) if _runs(module, whole)]
+        return bool(run) and not any(_runs(module, near) for module in run)
 
     @cached_property
     def _unnamed(self) -> dict[str, frozenset[Path]]:
