@@ -1,7 +1,8 @@
 """The threads of a night: jobs take turns in them, each with a worker of its thread."""
 
 import random
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import chain, islice, zip_longest
 from itertools import count as counting
@@ -89,13 +90,24 @@ class Lanes:
 def _turns(jobs: Sequence[Job], seed: int) -> Iterator[tuple[int, Job]]:
     """Every job once per lap, each time in a new order, so that a short run is a fair sample.
 
-    Every other turn compares with the oracle until all such jobs had theirs, as that finds most
-    bugs, and few jobs have a turn in some minutes.
+    Few jobs have a turn in an hour. So every other turn compares with the oracle, which finds most
+    bugs, until all such jobs had theirs, and each mode has a turn before another dtype has one.
     """
     shuffler = random.Random(seed)
     for lap in counting():
         order = shuffler.sample(jobs, len(jobs))
-        compared = [job for job in order if job.law == ORACLE]
-        others = [job for job in order if job.law != ORACLE]
+        compared = _spread(job for job in order if job.law == ORACLE)
+        others = _spread(job for job in order if job.law != ORACLE)
         pairs = chain.from_iterable(zip_longest(compared, others))
         yield from ((lap, job) for job in pairs if job is not None)
+
+
+def _spread(jobs: Iterable[Job]) -> list[Job]:
+    """Order jobs so that each mode has one before any has a second."""
+    had: Counter[tuple[str, str]] = Counter()
+
+    def place(job: Job) -> int:
+        had[job.op, job.mode] += 1
+        return had[job.op, job.mode]
+
+    return sorted(jobs, key=place)

@@ -5,6 +5,7 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from time import sleep
 from typing import Any, cast
@@ -24,6 +25,7 @@ from properties.fuzz.asking import Asker
 from properties.fuzz.bucket import Bucket
 from properties.fuzz.corpus import Corpus
 from properties.fuzz.display import Display
+from properties.fuzz.lanes import Lanes
 from properties.fuzz.log import Log, Tally
 from properties.fuzz.needs import parts
 from properties.fuzz.night import Night
@@ -237,6 +239,18 @@ def test_a_job_rests_while_its_kernel_wastes_the_time(
     elsewhere = Job("gla", "chunk", "differential", "float32")
     log = Log("oracle", 1, {JOB: one, of_the_kernel: other, elsewhere: Tally(seconds=99)})
     assert night(log).rests(JOB) is rests
+
+
+def test_each_mode_is_compared_with_the_oracle_before_any_is_in_another_dtype() -> None:
+    jobs = Selection(laws=("differential", "causality")).jobs(Oracle())
+    lanes = Lanes(night(Log("oracle", 1, dict.fromkeys(jobs, Tally()))))
+    compared = [job for job in jobs if job.law == "differential"]
+    modes = {(job.op, job.mode) for job in compared}
+    first = [job for _, job in islice(lanes.order, 2 * len(modes)) if job.law == "differential"]
+    assert {(job.op, job.mode) for job in first} == modes
+    rest = [job for _, job in islice(lanes.order, len(jobs) - 2 * len(modes))]
+    assert {*first, *rest} >= {*compared}
+    assert next(lanes.order)[0] == 1
 
 
 def test_failures_at_one_line_are_one_bug() -> None:
