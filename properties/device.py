@@ -286,8 +286,8 @@ def keeping_python() -> Iterator[None]:
 
 @contextmanager
 def calling() -> Iterator[None]:
-    """Undo what one call of a target does to the state of PyTorch and Python, so that it changes
-    neither what a law computes after it nor the next call.
+    """Undo what a target does inside this context to the state of PyTorch and Python, so that it
+    changes neither what a law computes after it nor the next call.
     """
     with keeping_state(), keeping_python():
         yield

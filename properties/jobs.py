@@ -17,7 +17,7 @@ from properties.cases.extents import EXTENTS, FEW_TOKENS
 from properties.cases.strategies import bundles
 from properties.catalogue import DTYPES, OPS
 from properties.catalogue.op import Op
-from properties.device import keeping_python, keeping_state
+from properties.device import calling
 from properties.laws import LAWS, Run, Subject, Violation
 from properties.laws.fingerprint import own_frames
 from properties.profiles import EXAMPLES
@@ -240,7 +240,7 @@ def judge(law: str, case: Case, subject: Subject) -> float | None:
     # The report shows the case as the law adapted it.
     case = LAWS[law].adapt(op, case)
     try:
-        with keeping_state(), keeping_python():
+        with calling():
             ratio = LAWS[law].of_adapted(Run(law, op, case, subject))
     except Violation:
         raise
