@@ -34,9 +34,9 @@ _16_BITS = ("bfloat16", "float16")
 # takes its examples from the others, so the suite does not grow with the catalogue until there are
 # as many jobs: each job has at least one.
 EXAMPLES_OF_CI = 1600
-# A run of few jobs draws up to `_MOST_TIMES` as many examples for each, while all together stay
-# below `_EXAMPLES_OF_FEW`.
-_MOST_TIMES, _EXAMPLES_OF_FEW = 24.0, 1000
+# A run of few jobs draws up to `_LARGEST_FACTOR` times as many examples for each, while all
+# together stay below `_EXAMPLES_OF_FEW`.
+_LARGEST_FACTOR, _EXAMPLES_OF_FEW = 24.0, 1000
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,8 @@ class Job:
         """Whether no other job draws the same cases."""
         return self.law in _LAWS_WITH_OWN_CASES
 
-    def share(self, examples: int, times: float = 1.0) -> int:
-        """The number of a profile's examples for this job, `times` as many as in a run of all jobs.
+    def share(self, max_examples: int, factor: float = 1.0) -> int:
+        """The number of a profile's examples for this job, `factor` times as in a run of all jobs.
 
         A share is a product:
 
@@ -72,22 +72,22 @@ class Job:
         to 1 at the least; a hash of the job's name decides how a fraction is rounded. A job that
         rests in a run of all jobs gets none.
         """
-        if times <= 1 and self._rests:
+        if factor <= 1 and self._rests:
             return 0
-        scaled = self._unscaled(examples) * _proportion(tuple(OPS))
-        part = max(Fraction(1), scaled) * Fraction(times)
+        scaled = self._unscaled(max_examples) * _proportion(tuple(OPS))
+        part = max(Fraction(1), scaled) * Fraction(factor)
         return math.floor(part + Fraction(crc32(self.name.encode()), 2**32))
 
-    def _unscaled(self, examples: int) -> int:
+    def _unscaled(self, max_examples: int) -> int:
         """The share before scaling."""
         # An example is a bundle of about two cases.
-        examples = -(-examples // 2)
+        bundles = -(-max_examples // 2)
         if not self._in_full:
-            return max(2, examples // 6)
+            return max(2, bundles // 6)
         halves = (self.law not in _ORACLE_LAWS) + (not self._has_kernels)
         one_mode = len(OPS[self.op].modes) == 1
         doublings = (self.law == "differential") + (self.draws_for_itself and one_mode)
-        share = -(-(examples << doublings) >> halves)
+        share = -(-(bundles << doublings) >> halves)
         return -(-share * 7 // 12) if self.dtype in _16_BITS else share
 
     @property
@@ -131,18 +131,18 @@ class Job:
         return f"{self.op}-{self.mode}-{self.dtype}"
 
 
-def times(jobs: Iterable[Job], examples: int) -> float:
+def share_factor(jobs: Iterable[Job], max_examples: int) -> float:
     """How many times its share of examples each of these jobs gets."""
-    drawn = sum(max(1, job.share(examples)) for job in jobs)
-    return min(_MOST_TIMES, max(1.0, _EXAMPLES_OF_FEW / max(drawn, 1)))
+    drawn = sum(max(1, job.share(max_examples)) for job in jobs)
+    return min(_LARGEST_FACTOR, max(1.0, _EXAMPLES_OF_FEW / max(drawn, 1)))
 
 
-def examples(job: Job, target: Target, most: int, times: float = 1.0) -> int:
-    """How many examples a job of a target gets of a profile that has `most` for each.
+def examples_of(job: Job, target: Target, max_examples: int, factor: float = 1.0) -> int:
+    """How many examples a job of a target gets of a profile.
 
     The jobs of any other target get equally many: which of its modes share kernels is not known.
     """
-    return job.share(most, times) if target.name == "ours" else most
+    return job.share(max_examples, factor) if target.name == "ours" else max_examples
 
 
 @cache

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 _CHANGED = pytest.StashKey["Changed | None"]()
 _LEDGER: "pytest.StashKey[Ledger]" = pytest.StashKey()
-# How many times its share of examples each job of an op draws: more than 1 if few are selected.
-TIMES_ITS_SHARE = pytest.StashKey[dict[str, float]]()
+# Op → how many times its share of examples each of its jobs draws: more than 1 if few are selected.
+SHARE_FACTORS = pytest.StashKey[dict[str, float]]()
 # The name of this run, the same in all its workers.
 RUN = os.environ.get("PYTEST_XDIST_TESTRUNUID") or uuid.uuid4().hex
 
@@ -182,27 +182,26 @@ def _leave_out_jobs_at_rest(config: pytest.Config, items: list[pytest.Item]) -> 
     from hypothesis import settings
 
     from properties.device import activate
-    from properties.jobs import Job, examples, times
+    from properties.jobs import Job, examples_of, share_factor
     from properties.targets import load
 
     option = config.getoption
     target = load(option("oracles_target"), activate(option("oracles_device")))
-    most = settings().max_examples
+    max_examples = settings().max_examples
     jobs = {item: job for item in items if isinstance(job := _parameters(item).get("job"), Job)}
     changed = config.stash[_CHANGED]
     ops = {job.op for job in jobs.values()}
     # Those that a change reaches through another op draw as in a run of everything.
     near = {op for op in ops if changed is None or not changed.is_of_others(op)}
-    share = times([job for job in jobs.values() if job.op in near], most)
-    shares = {op: share if op in near else 1.0 for op in ops}
-    config.stash[TIMES_ITS_SHARE] = shares
-    _keep(
-        config,
-        items,
-        lambda item: (
-            (job := jobs.get(item)) is None or examples(job, target, most, shares[job.op]) > 0
-        ),
-    )
+    factor = share_factor([job for job in jobs.values() if job.op in near], max_examples)
+    factors = {op: factor if op in near else 1.0 for op in ops}
+    config.stash[SHARE_FACTORS] = factors
+
+    def draws(item: pytest.Item) -> bool:
+        job = jobs.get(item)
+        return job is None or examples_of(job, target, max_examples, factors[job.op]) > 0
+
+    _keep(config, items, draws)
 
 
 def pytest_internalerror(excrepr: object) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from properties import ROOT
 from properties.cases.case import Case
 from properties.files import write_atomically
-from properties.jobs import Job, examples
+from properties.jobs import Job, examples_of
 from properties.mutants.line_coverage import LineCoverage, meets, packed
 from properties.mutants.mutant import Mutant
 from properties.planting.closure import KERNELS, REFERENCE, forget
@@ -109,7 +109,7 @@ def of_job(job: Job, setup: Setup, folder: Path, places: Sequence[str]) -> list[
 
     try:
         # None rests: before a merge the jobs of what has changed are run, and those are few.
-        most = max(1, examples(job, subject.target, settings().max_examples))
+        most = max(1, examples_of(job, subject.target, settings().max_examples))
         settings(max_examples=most)(hypothesis_test(job, subject, observe, announce))()
     except Exception as error:
         raise SuiteFails(f"{job.name} fails as the code stands: {error}") from None
@@ -138,7 +138,7 @@ def failing_cases(
     for job in jobs:
         cases: list[Case] = []
         try:
-            most = max(1, examples(job, subject.target, ci.max_examples))
+            most = max(1, examples_of(job, subject.target, ci.max_examples))
             settings(max_examples=most)(hypothesis_test(job, subject, announce=cases.append))()
         except Exception as error:
             known = LawAbout(job.law, cases[-1]) if cases else None

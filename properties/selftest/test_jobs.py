@@ -11,7 +11,7 @@ from hypothesis import settings
 
 from properties.cases.case import Case
 from properties.catalogue import DTYPES, OPS
-from properties.jobs import EXAMPLES_OF_CI, Job, hypothesis_test, times
+from properties.jobs import EXAMPLES_OF_CI, Job, hypothesis_test, share_factor
 from properties.laws import LAWS, Law, Subject
 from properties.profiles import EXAMPLES
 from properties.targets.oracle import Oracle
@@ -89,7 +89,7 @@ def test_each_law_of_several_ops_is_tried_in_every_dtype() -> None:
 
 def test_no_job_rests_in_a_run_of_one_op() -> None:
     jobs = [job for job in _every() if job.op == "gla"]
-    assert all(job.share(EXAMPLES, times(jobs, EXAMPLES)) for job in jobs)
+    assert all(job.share(EXAMPLES, share_factor(jobs, EXAMPLES)) for job in jobs)
 
 
 def test_an_op_more_takes_little_from_each(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,11 +104,11 @@ def test_an_op_more_takes_little_from_each(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_a_run_of_few_jobs_draws_more_for_each() -> None:
     everything = _every()
-    assert times(everything, EXAMPLES) == 1
-    assert times([job for job in everything if job.op == "mla"], EXAMPLES) == 24
+    assert share_factor(everything, EXAMPLES) == 1
+    assert share_factor([job for job in everything if job.op == "mla"], EXAMPLES) == 24
     part = everything[::10]
-    assert 1.5 < times(part, EXAMPLES) < 24
-    drawn = sum(job.share(EXAMPLES, times(part, EXAMPLES)) for job in part)
+    assert 1.5 < share_factor(part, EXAMPLES) < 24
+    drawn = sum(job.share(EXAMPLES, share_factor(part, EXAMPLES)) for job in part)
     assert drawn == pytest.approx(1000, rel=0.05)
 
 

@@ -24,7 +24,7 @@ from properties.cases.strategies import cases
 from properties.cases.tensors import boundaries
 from properties.catalogue import DTYPES, OPS, Op
 from properties.catalogue.op import Function, Output, Role
-from properties.jobs import Job, times
+from properties.jobs import Job, share_factor
 from properties.laws import LAWS, Law, Subject, Violation, exactness
 from properties.profiles import drawn_only
 from properties.targets import Target, ours
@@ -639,7 +639,7 @@ def test_law_notices(op: Op, planted: Planted) -> None:
         for dtype in DTYPES
     ]
     # An op without kernels has few jobs.
-    examples = max(48, sum(job.share(ci, times(jobs, ci)) for job in jobs))
+    examples = max(48, sum(job.share(ci, share_factor(jobs, ci)) for job in jobs))
     law, wrong = LAWS[planted.law], Wrong(planted.bug)
     violation = first_violation(law, op, wrong, planted.dtypes, examples)
     assert violation is not None, f"accepted in {examples} cases"
@@ -687,7 +687,7 @@ def test_a_law_notices_a_bug_on_one_architecture(capability: int) -> None:
     ci = settings.get_profile("ci").max_examples
     op = OPS["attention"]
     jobs = [Job(op.name, "parallel", "differential", dtype) for dtype in DTYPES]
-    examples = sum(job.share(ci, times(jobs, ci)) for job in jobs)
+    examples = sum(job.share(ci, share_factor(jobs, ci)) for job in jobs)
     law = LAWS["differential"]
     violation = first_violation(law, op, Claiming(wrong_there), DTYPES, examples)
     assert violation is not None, f"accepted in {examples} cases"

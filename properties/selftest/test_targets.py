@@ -43,7 +43,7 @@ from properties.device import keeping_python, keeping_state
 from properties.jobs import Job, Selection, drawn, hypothesis_test, judge
 from properties.laws import LAWS, Run, Subject, Violation, expect, untouched_inputs
 from properties.laws.mistakes import Mistake, in_turn, mistakes
-from properties.session import TIMES_ITS_SHARE
+from properties.session import SHARE_FACTORS
 from properties.simulator import SimulationError
 from properties.simulator.errors import Location
 from properties.suite import limit, test_laws
@@ -1000,7 +1000,7 @@ def test_pytest_reports_a_target_that_skips() -> None:
     subject = Subject(_normalized(lambda y: pytest.skip("no such machine")), CPU)
     job = Job("l2norm", "some", "differential", "float32")
     with pytest.raises(Violation, match="Skipped: no such machine"):
-        test_laws.test_law_holds(job, subject, Mock(stash={TIMES_ITS_SHARE: {"l2norm": 1.0}}))
+        test_laws.test_law_holds(job, subject, Mock(stash={SHARE_FACTORS: {"l2norm": 1.0}}))
 
 
 def test_pytest_ends_a_case_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -1014,7 +1014,7 @@ def test_pytest_ends_a_case_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     job = Job("l2norm", "some", "differential", "float32")
     with pytest.raises(Violation, match="Hangs: it takes over 0 s") as caught:
         test_laws.test_law_holds(
-            job, Subject(_normalized(hang), CPU), Mock(stash={TIMES_ITS_SHARE: {"l2norm": 1.0}})
+            job, Subject(_normalized(hang), CPU), Mock(stash={SHARE_FACTORS: {"l2norm": 1.0}})
         )
     assert "sleep(1000)" in str(caught.value)
 
@@ -1032,7 +1032,7 @@ def test_an_oracle_that_takes_long_does_not_hang(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(expect, "oracle_results", slow)
     job = Job("l2norm", "some", "differential", "float32")
     subject = Subject(_normalized(lambda y: y), CPU)
-    test_laws.test_law_holds(job, subject, Mock(stash={TIMES_ITS_SHARE: {"l2norm": 1.0}}))
+    test_laws.test_law_holds(job, subject, Mock(stash={SHARE_FACTORS: {"l2norm": 1.0}}))
     assert not seconds
 
 

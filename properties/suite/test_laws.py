@@ -14,9 +14,9 @@ from hypothesis import seed, settings
 
 from properties.cases.case import Case
 from properties.device import activate
-from properties.jobs import Job, examples, hypothesis_test, raised
+from properties.jobs import Job, examples_of, hypothesis_test, raised
 from properties.laws import Subject, Violation
-from properties.session import RUN, TIMES_ITS_SHARE, selection
+from properties.session import RUN, SHARE_FACTORS, selection
 from properties.suite.limit import limited
 from properties.targets import load
 
@@ -32,8 +32,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 def test_law_holds(job: Job, subject: Subject, pytestconfig: pytest.Config) -> None:
     subject.ledger.excused.clear()
-    share = pytestconfig.stash[TIMES_ITS_SHARE][job.op]
-    most = examples(job, subject.target, settings().max_examples, share)
+    factor = pytestconfig.stash[SHARE_FACTORS][job.op]
+    examples = examples_of(job, subject.target, settings().max_examples, factor)
     tried: deque[Case] = deque(maxlen=1)
 
     def announce(case: Case) -> None:
@@ -53,7 +53,7 @@ def test_law_holds(job: Job, subject: Subject, pytestconfig: pytest.Config) -> N
         test = seed(f"{RUN} {job.seed_key}")(test)
     try:
         with limited(pytestconfig) as begin:
-            settings(max_examples=most)(test)()
+            settings(max_examples=examples)(test)()
     except Violation as violation:
         raise _report(violation) from violation.__cause__
     except ExceptionGroup as several:
