@@ -24,6 +24,11 @@ def boundaries(lengths: Sequence[int]) -> list[int]:
     return [0, *accumulate(lengths)]
 
 
+def token_axis(dims: Sequence[str]) -> int | None:
+    """Return the axis of the tokens, queries or keys; None if there is none."""
+    return next((axis for axis, dim in enumerate(dims) if dim in ("T", "S")), None)
+
+
 def sizes(op: Op, case: Case) -> dict[str, int]:
     """Return the size of every letter in the declaration of `op`."""
     known = dict(case.dims)
@@ -173,7 +178,7 @@ def _filled(
     if argument.fill is not None:
         return argument.fill(case, known, generator).to(dtype)
     dims = argument.dims.split()
-    axis = next((i for i, d in enumerate(dims) if d in ("T", "S")), None)
+    axis = token_axis(dims)
     lengths = case.key_lengths if axis is not None and dims[axis] == "S" else case.lengths
     bounds = boundaries(lengths or case.lengths)
     spans = list(pairwise(bounds if case.packed else bounds[:2]))

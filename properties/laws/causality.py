@@ -7,6 +7,7 @@ from properties.cases.case import Case
 from properties.cases.inputs import Inputs, Results
 from properties.cases.layouts import relaid
 from properties.cases.sequences import dims_of, spans, tensors_of
+from properties.cases.tensors import token_axis
 from properties.catalogue.op import Op, Role
 from properties.laws.expect import expect_identical
 from properties.laws.law import Law, Run, with_options, with_own_elements
@@ -63,7 +64,7 @@ def _with_another_future(op: Op, case: Case, inputs: Inputs, cuts: list[int]) ->
     for name, x in tensors_of(op, inputs).items():
         dims = dims_of(op, name)
         # Future queries change as well; only past ones are compared.
-        axis = next((i for i, d in enumerate(dims) if d in ("T", "S")), None)
+        axis = token_axis(dims)
         if axis is None:
             continue
         x = x.clone(memory_format=torch.contiguous_format)

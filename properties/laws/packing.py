@@ -18,6 +18,7 @@ from properties.cases.case import Case
 from properties.cases.inputs import Inputs, Results
 from properties.cases.layouts import relaid
 from properties.cases.sequences import dims_of, join, separate, spans, summed_gradients, tensors_of
+from properties.cases.tensors import token_axis
 from properties.catalogue.kinds import has
 from properties.catalogue.op import Op, Role
 from properties.laws.expect import compare_with_oracle, expect_identical
@@ -76,7 +77,7 @@ def _expect_no_neighbour(
     tensors = {}
     for name, x in tensors_of(op, inputs).items():
         dims = dims_of(op, name)
-        axis = next((i for i, d in enumerate(dims) if d in ("T", "S")), None)
+        axis = token_axis(dims)
         if axis is not None and x.is_floating_point():
             x = x.clone(memory_format=torch.contiguous_format)
             start, stop = spans(case, dims[axis])[garbage]

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from properties.cases.case import Case
+from properties.cases.tensors import token_axis
 from properties.verdict.compare import Comparison
 from properties.verdict.exceptions import first_cause, message_of, printable
 
@@ -186,15 +187,20 @@ def _extent(wrong: Tensor, case: Case, dims: Sequence[str]) -> list[str]:
     for axis, letter in enumerate(dims):
         if case.packed and letter == "B":
             continue
-        others = [a for a in range(wrong.ndim) if a != axis]
-        hit = wrong.any(dim=others) if others else wrong
-        indices = [int(i) for i in hit.nonzero()]
+        indices = _hit(wrong, axis)
         name = NAMES.get(letter, letter)
-        if len(indices) == len(hit):
+        if len(indices) == wrong.shape[axis]:
             parts.append(f"every {name}")
         else:
             parts.append(f"{name} {_ranges(indices)}")
     return [f"            in {', '.join(parts)}"] if parts else []
+
+
+def _hit(wrong: Tensor, axis: int) -> list[int]:
+    """The indices on an axis at which some element is wrong."""
+    others = [other for other in range(wrong.ndim) if other != axis]
+    hit = wrong.any(dim=others) if others else wrong
+    return [int(i) for i in hit.nonzero()]
 
 
 def _ranges(indices: list[int], most: int = 6) -> str:
@@ -212,12 +218,10 @@ def _ranges(indices: list[int], most: int = 6) -> str:
 
 def _first(wrong: Tensor, case: Case, dims: Sequence[str]) -> list[str]:
     """The first wrong token, and its tile for the usual sizes."""
-    axis = next((a for a, letter in enumerate(dims) if letter in ("T", "S")), None)
+    axis = token_axis(dims)
     if axis is None:
         return []
-    others = [a for a in range(wrong.ndim) if a != axis]
-    hit = wrong.any(dim=others) if others else wrong
-    token = int(hit.nonzero()[0])
+    token = _hit(wrong, axis)[0]
     text = f"{NAMES[dims[axis]]} {token}"
     if case.packed:
         sequence, token = _in_sequence(case, dims[axis], token)
