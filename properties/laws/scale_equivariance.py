@@ -13,7 +13,7 @@ from properties.cases.inputs import Results
 from properties.cases.layouts import relaid
 from properties.catalogue.op import Op, Role
 from properties.laws.expect import compare_with_oracle, expect_identical
-from properties.laws.law import Law, Run, with_options, within_bounds
+from properties.laws.law import Law, Run, with_options, within_bounds, without_float16_subnormals
 
 _OPTIONS = {"normalize": False, "use_qk_l2norm_in_kernel": False}
 
@@ -72,12 +72,9 @@ def _factors(op: Op, case: Case, scale: float) -> Iterator[float]:
 
 
 def adapt(op: Op, case: Case) -> Case:
-    """Allow queries of any length and sign, with no option that undoes them; avoid float16
-    subnormals.
-    """
-    values = "integers" if case.dtype == "float16" and "integers" in op.recipes else case.values
-    case = with_options(case, **_OPTIONS)
-    return op.settle(replace(case, values=values, same={}))
+    """Allow queries of any length and sign, with no option that undoes them."""
+    case = without_float16_subnormals(op, with_options(case, **_OPTIONS))
+    return op.settle(replace(case, same={}))
 
 
 LAW = Law("scale_equivariance", check, adapt, uses=("scale",), options=_OPTIONS)
