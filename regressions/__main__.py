@@ -87,7 +87,7 @@ class BothRuns:
 
 
 def run_both_ways(
-    bugs: Mapping[str, KnownBug], device: str, jobs: int, target: str = "ours"
+    bugs: Mapping[str, KnownBug], device: str, jobs: int, target: str
 ) -> dict[str, BothRuns]:
     """Run bugs both ways, in as many processes as there are jobs."""
     with TrialPool(target, device, jobs) as pool:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from functools import partial
 
 import reference
-from properties.catalogue.declare import LOGITS, declare, flag
+from properties.catalogue.declare import LOGITS, declare
 from properties.catalogue.draws import EPS, WINDOW
 from properties.catalogue.op import Mode, Role
 from properties.catalogue.work import pairs
@@ -70,7 +70,6 @@ DIFFERENTIAL_ATTENTION = _declare(
 _polynomial = partial(
     declare,
     modes=_PARALLEL,
-    options=(flag("normalize", exact=False),),
     work=_pairs_and_moments,
     recipes=("gaussian", "large_logits", "uneven", "one_hot_values", "zeros", "cancelling"),
 )

@@ -47,19 +47,19 @@ _SCALE = Option(
 )
 
 
-def _count(often: int, most: int) -> SearchStrategy[int]:
-    """Sizes up to `often` in nine of ten cases, up to `most` in one; `extents` draws dozens."""
-    seldom = [*range(often + 1, most + 1)]
+def _count(often: int) -> SearchStrategy[int]:
+    """Sizes up to `often` in nine of ten cases, up to 8 in one; `extents` draws dozens."""
+    seldom = [*range(often + 1, 9)]
     return st.sampled_from([*range(1, often + 1)] * (9 * len(seldom) // often) + seldom)
 
 
 # In the order in which they are drawn. H is G times R where there are groups; without them R is
 # another dim.
 _DIMS: Mapping[str, SearchStrategy[int]] = {
-    "B": _count(3, 8),
+    "B": _count(3),
     "G": st.integers(1, 3),
-    "R": _count(4, 8),
-    "H": _count(3, 8),
+    "R": _count(4),
+    "H": _count(3),
     "K": head_dims(),
     "V": head_dims(),
     "D": head_dims(),
@@ -189,9 +189,11 @@ def declare(
     return Op(**{"laws": laws, **fields})
 
 
-def flag(name: str, *, exact: bool) -> Option:
-    """A boolean option; with the value `exact` the results of small integers are not rounded."""
-    return Option(name, False, lambda case: st.booleans(), bad=BAD_FLAGS, exact=(exact,))
+def rounding_flag(name: str) -> Option:
+    """A boolean option that rounds the results of small integers, as a quotient or a square root is
+    exact only by luck.
+    """
+    return Option(name, False, lambda case: st.booleans(), bad=BAD_FLAGS, exact=(False,))
 
 
 def more_states(case: Case, inputs: Inputs) -> Iterator[BadCall]:

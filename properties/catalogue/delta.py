@@ -10,13 +10,13 @@ from torch import Tensor
 
 import reference
 from properties.cases.case import Case
-from properties.catalogue.declare import declare, flag
+from properties.catalogue.declare import declare, rounding_flag
 from properties.catalogue.draws import EPS, count
 from properties.catalogue.op import Mode, Role
 from properties.catalogue.work import pairs_and_states, pairs_by_channel
 
 _MODES = (Mode("chunk"), Mode("fused_recurrent"))
-_NORMALIZE = flag("use_qk_l2norm_in_kernel", exact=False)  # a square root is exact only by luck
+_NORMALIZE = rounding_flag("use_qk_l2norm_in_kernel")
 _RECIPES = (
     "gaussian",
     "integers",

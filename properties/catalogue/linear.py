@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import reference
 from properties.cases.case import Case
 from properties.cases.inputs import Inputs
-from properties.catalogue.declare import RECURRENCE_GATES, declare, flag, more_states
+from properties.catalogue.declare import RECURRENCE_GATES, declare, more_states, rounding_flag
 from properties.catalogue.draws import NO_COUNTS, count
 from properties.catalogue.op import BadCall, Mode, Option, Role
 from properties.catalogue.work import pairs_and_states
@@ -37,7 +37,7 @@ _MODES = (
     Mode("fused_chunk", refuses=_FORWARD_ALONE),
     Mode("fused_recurrent"),
 )
-_NORMALIZE = flag("normalize", exact=False)  # a quotient is exact only by luck
+_NORMALIZE = rounding_flag("normalize")
 
 
 def _normalized(case: Case) -> bool:

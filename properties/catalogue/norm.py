@@ -6,7 +6,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 import reference
-from properties.catalogue.declare import declare, flag
+from properties.catalogue.declare import declare
 from properties.catalogue.draws import EPS
 from properties.catalogue.op import Mode, Option, Role
 
@@ -36,7 +36,6 @@ _GATED: dict[str, Any] = {
             bad=("relu", None, 1),
             switch=lambda case: "sigmoid",
         ),
-        flag("gate_first", exact=False),
     ),
     "work": lambda n: n["H"] * n["T"] * n["D"],
     "linear_in": (),
