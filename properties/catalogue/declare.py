@@ -7,6 +7,7 @@ and laws follow from what an op has. An entry of the catalogue states the except
 import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from inspect import Parameter, Signature
 from types import MappingProxyType
@@ -156,10 +157,6 @@ def declare(
     every = {dim for x in tensors for dim in x.dims.split()}
     letters = {letter for dim in every for letter in re.findall(r"\b[A-Z]\b", dim)}
     grouped = {"G", "H"} <= letters
-    drawn = letters - {"T", "S", "N", *computed, *special.get("rows", ())}
-    if grouped:
-        drawn = drawn - {"H"} | {"R"}
-    known_dims = {**_DIMS, **dict.fromkeys(sorted(drawn - {*_DIMS}), _COUNTS), **dims}
     values = tuple(x.name for x in arguments if x.role in (Role.VALUE, Role.STATE))
     linear_in = special.get("linear_in", values)
     any_size = special.pop("of_any_size", (lambda case: linear_in) if linear_in else None)
@@ -172,7 +169,7 @@ def declare(
         "arguments": arguments,
         "options": options,
         "outputs": outputs,
-        "dims": {letter: size for letter, size in known_dims.items() if letter in drawn},
+        "dims": _drawn_dims(letters - {*computed, *special.get("rows", ())}, dims, grouped),
         "work": work,
         "recipes": _recipes(recipes, arguments, of_any_size=any_size is not None),
         "sizes": _sizes(every, options, grouped, sizes),
@@ -309,6 +306,18 @@ def _recipes(
     gated = any(argument.role is Role.LOG_DECAY for argument in arguments)
     gates = RECURRENCE_GATES if gated and not {*RECURRENCE_GATES} & {*stated} else ()
     return (*stated, *gates, *(["wide_range"] if of_any_size else []))
+
+
+def _drawn_dims(
+    letters: AbstractSet[str], stated: Mapping[str, SearchStrategy[int]], grouped: bool
+) -> dict[str, SearchStrategy[int]]:
+    """The strategy for the size of each letter that is drawn, in the order in which they are."""
+    # Tokens and sequences follow from the lengths, and H from G and R.
+    drawn = letters - {"T", "S", "N"}
+    if grouped:
+        drawn = drawn - {"H"} | {"R"}
+    known = {**_DIMS, **dict.fromkeys(sorted(drawn - {*_DIMS}), _COUNTS), **stated}
+    return {letter: size for letter, size in known.items() if letter in drawn}
 
 
 def _sizes(
