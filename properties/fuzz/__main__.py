@@ -136,6 +136,7 @@ def _crew(origin: Origin, options: Options) -> Sequence[Judge]:
 
 
 def replay(case: Case, laws: Sequence[str], worker: Judge, console: Console) -> int:
+    """Judge one case by each law, and return the exit code."""
     broken = 0
     try:
         for name in laws:
@@ -165,7 +166,7 @@ def fuzz(
     console: Console,
     asked: list[str],
 ) -> int:
-    """Draw until the budget is spent or a signal asks for the end."""
+    """Draw until the budget is spent or a signal asks for the end; return the exit code."""
     where = describe(options.device)
     _say(
         console,
@@ -173,24 +174,7 @@ def fuzz(
         f"seed {log.seed}, {counted(len(workers), 'process')}"
         f"{' of a Ray cluster' if options.ray else ''}",
     )
-
-    def tell(bucket: Bucket) -> None:
-        bucket.write(options.findings, options.target)
-        cause = next((cause for cause in log.causes if bucket in cause.buckets), None)
-        # A bug whose cause is known takes two lines; in the end each cause lists its bugs.
-        _say(console, *((bucket.line, f"  {cause.line}") if cause else (bucket.report,)), "")
-
-    night = Night(
-        log,
-        subject.target,
-        options.origin,
-        Corpus(options.target),
-        minutes=None if options.examples else options.minutes,
-        examples=options.examples,
-        limit=options.case_timeout,
-        shrink=options.shrink,
-        tell=tell,
-    )
+    night = _night(log, subject, options, console)
     display = Display(night)
     lanes, keep = Lanes(night), _Kept(night, options, console)
     with Live(display, console=console, refresh_per_second=2, transient=not console.is_interactive):
@@ -201,12 +185,7 @@ def fuzz(
             # The threads would go on until the deadline.
             night.stop()
             raise
-    for bucket in log.buckets:
-        told = bucket.file
-        # A smaller case may have come later.
-        bucket.write(options.findings, options.target)
-        if bucket.file != told:
-            _say(console, bucket.file)
+    _write_again(log.buckets, options, console)
     keep(f"stopped by {asked[0]}" if asked else "ended")
     if options.record is not None:
         _add_to_record(log, where, options.record, console)
@@ -219,6 +198,37 @@ def fuzz(
         for worker in night.workers:
             worker.close()
     return code
+
+
+def _night(log: Log, subject: Subject, options: Options, console: Console) -> Night:
+    """A night that writes and prints each bug once it is shrunk."""
+
+    def tell(bucket: Bucket) -> None:
+        bucket.write(options.findings, options.target)
+        cause = next((cause for cause in log.causes if bucket in cause.buckets), None)
+        # A bug whose cause is known takes two lines; in the end each cause lists its bugs.
+        _say(console, *((bucket.line, f"  {cause.line}") if cause else (bucket.report,)), "")
+
+    return Night(
+        log,
+        subject.target,
+        options.origin,
+        Corpus(options.target),
+        minutes=None if options.examples else options.minutes,
+        examples=options.examples,
+        limit=options.case_timeout,
+        shrink=options.shrink,
+        tell=tell,
+    )
+
+
+def _write_again(buckets: Sequence[Bucket], options: Options, console: Console) -> None:
+    """Write the files of all bugs, whose smallest cases may have come later than their reports."""
+    for bucket in buckets:
+        told = bucket.file
+        bucket.write(options.findings, options.target)
+        if bucket.file != told:
+            _say(console, bucket.file)
 
 
 def _watch(
