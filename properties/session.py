@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from properties.changed import Changed
     from properties.jobs import Selection
     from properties.laws import Subject
+    from properties.targets import Target
     from properties.targets.ledger import Ledger
 
 _CHANGED = pytest.StashKey["Changed | None"]()
@@ -57,8 +58,6 @@ def pytest_configure(config: pytest.Config) -> None:
     worker = os.environ.get("PYTEST_XDIST_WORKER")
     if worker is not None and device in ("auto", "cuda"):
         _claim_gpu(int(worker.removeprefix("gw")))
-    from properties.device import activate
-    from properties.targets import load
     from properties.targets.ledger import read
 
     # First, to run after exit handlers of targets and of libraries that end their processes.
@@ -68,12 +67,26 @@ def pytest_configure(config: pytest.Config) -> None:
     name, ledger = config.getoption("oracles_target"), config.getoption("oracles_ledger")
     try:
         with staying():
-            target = load(name, activate(device))
+            target = target_of(config)
         selection(config).jobs(target)
-        config.stash[_LEDGER] = read(ledger, name, activate(device).type)
+        config.stash[_LEDGER] = read(ledger, name, device_of(config).type)
         config.stash[_CHANGED] = _changed(config)
     except ValueError as error:
         raise pytest.UsageError(str(error)) from error
+
+
+def device_of(config: pytest.Config) -> "torch.device":
+    """Activate the device of `--device`; return that of the tensors."""
+    from properties.device import activate
+
+    return activate(config.getoption("oracles_device"))
+
+
+def target_of(config: pytest.Config) -> "Target":
+    """Load the target of `--target`, on the device of `--device`."""
+    from properties.targets import load
+
+    return load(config.getoption("oracles_target"), device_of(config))
 
 
 def selection(config: pytest.Config) -> "Selection":
@@ -181,12 +194,9 @@ def _leave_out_jobs_at_rest(config: pytest.Config, items: list[pytest.Item]) -> 
     """Deselect the jobs that get no example in a run of so many jobs."""
     from hypothesis import settings
 
-    from properties.device import activate
     from properties.jobs import Job, examples_of, share_factor
-    from properties.targets import load
 
-    option = config.getoption
-    target = load(option("oracles_target"), activate(option("oracles_device")))
+    target = target_of(config)
     max_examples = settings().max_examples
     jobs = {item: job for item in items if isinstance(job := _parameters(item).get("job"), Job)}
     changed = config.stash[_CHANGED]
@@ -253,8 +263,7 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
     from hypothesis import settings
 
     from properties import scope
-    from properties.device import activate, describe
-    from properties.targets import load
+    from properties.device import describe
 
     seed = config.getoption("--hypothesis-seed")
     profile = settings.get_current_profile_name()
@@ -264,7 +273,7 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
     return [
         f"attention-oracles: target {name} on {describe(device)}; profile {profile}, "
         f"seed {'drawn' if seed is None else seed}",
-        *scope.missing(load(name, activate(device)), *asked),
+        *scope.missing(target_of(config), *asked),
         *(changed.header() if changed is not None else []),
     ]
 
@@ -272,21 +281,16 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
 @pytest.fixture(scope="session")
 def subject(request: pytest.FixtureRequest) -> "Subject":
     """The implementation under test, on the device under test."""
-    from properties.device import activate
     from properties.laws import Subject
-    from properties.targets import load
 
-    option = request.config.getoption
-    target, device = option("oracles_target"), activate(option("oracles_device"))
-    return Subject(load(target, device), device, request.config.stash[_LEDGER], quick=True)
+    config = request.config
+    return Subject(target_of(config), device_of(config), config.stash[_LEDGER], quick=True)
 
 
 @pytest.fixture
 def device(request: pytest.FixtureRequest) -> "torch.device":
     """The device under test, for tests that call no target."""
-    from properties.device import activate
-
-    return activate(request.config.getoption("oracles_device"))
+    return device_of(request.config)
 
 
 @pytest.fixture

@@ -13,20 +13,16 @@ import pytest
 from hypothesis import seed, settings
 
 from properties.cases.case import Case
-from properties.device import activate
 from properties.jobs import Job, examples_of, hypothesis_test, raised
 from properties.laws import Subject, Violation
-from properties.session import RUN, SHARE_FACTORS, selection
+from properties.session import RUN, SHARE_FACTORS, selection, target_of
 from properties.suite.limit import limited
-from properties.targets import load
 
 T = TypeVar("T")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    option = metafunc.config.getoption
-    target = load(option("oracles_target"), activate(option("oracles_device")))
-    jobs = selection(metafunc.config).jobs(target)
+    jobs = selection(metafunc.config).jobs(target_of(metafunc.config))
     metafunc.parametrize("job", jobs, ids=[job.name for job in jobs])
 
 
