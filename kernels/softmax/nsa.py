@@ -19,7 +19,7 @@ from kernels.softmax.select import (
     mean_of_blocks,
     select_of_nsa,
 )
-from kernels.softmax.selected import ABOUT, RAISES, TEXTS, attend, check_counts, checked
+from kernels.softmax.selected import ABOUT, RAISES, TILE, attend, check_counts, checked
 
 
 def _forward(
@@ -102,7 +102,7 @@ def compute(
     about=f"{ABOUT} The compressed branch is computed by PyTorch and needs memory for "
     "T_q · T_k / block_size weights of each head.",
     same_dtype=("q", "k", "v"),
-    texts=TEXTS,
+    texts={"tile": TILE},
     raises=[
         *RAISES,
         "a block_size, local_blocks or window below 1",

@@ -305,13 +305,10 @@ def check_counts(**counts: int) -> None:
 
 
 ABOUT = (
-    f"Differentiable once, in the float arguments that are no indexer's. K and V are 1 to "
-    f"{MAX_DIM}. A call waits for the device, to read indices and boundaries."
+    f"Differentiable once. K and V are 1 to {MAX_DIM}. A call waits for the device, to read "
+    "indices and boundaries."
 )
-TEXTS = {
-    "lse": "float32; None unless `return_lse`.",
-    "tile": "That of `selected_attention`.",
-}
+TILE = "That of `selected_attention`."
 RAISES = (f"K or V outside 1 to {MAX_DIM}", "H not G, 2 G, 3 G, ...", BAD_SCALE, *BAD_BOUNDARIES)
 _COMMON = ("q", "k", "v", "cu_seqlens", "cu_seqlens_k")
 
@@ -334,6 +331,10 @@ def selecting(
         own = [name for name, spec in dims.items() if spec and name not in _COMMON]
         counts = [name for name, p in parameters.items() if type(p.default) is int]
         too_low = f"a {' or '.join(counts)} below 1"
+        frozen = f" No gradient reaches {', '.join(indexer)}." if indexer else ""
+        texts = {"lse": "float32; None unless `return_lse`."}
+        if page.__name__ != "selected_attention":
+            texts["tile"] = TILE
 
         def run(
             *, q: Tensor, k: Tensor, v: Tensor, scale: float | None, cu_seqlens: Tensor | None,
@@ -354,9 +355,9 @@ def selecting(
         return op(
             run,
             outputs=("o", "lse"),
-            about=ABOUT,
+            about=f"{ABOUT}{frozen}",
             same_dtype=("q", "k", "v"),
-            texts=TEXTS,
+            texts=texts,
             raises=[*RAISES, too_low, *raises],
         )(page)
 
