@@ -20,7 +20,20 @@ def reading_record(path: Path, options: str = "--record") -> Iterator[None]:
         yield
     except (OSError, ValueError, AttributeError, TypeError, KeyError) as error:
         expected = f"expected a file that {options} wrote"
-        raise ValueError(f"--record: {path}, {expected}: {error}") from error
+        # The last one has the file.
+        raise ValueError(f"{options.split()[-1]}: {path}, {expected}: {error}") from error
+
+
+@contextmanager
+def told_unwritten(option: str, told: dict[str, str]) -> Iterator[None]:
+    """Note the last reason why the file of an option was not written, as on a full disk, which
+    ends no run.
+    """
+    told.pop(option, None)
+    try:
+        yield
+    except OSError as error:
+        told[option] = f"{option} not written: {error}"
 
 
 def write_record(path: Path, rows: Mapping[str, Any]) -> None:

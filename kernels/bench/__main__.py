@@ -28,8 +28,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line.
 
     Returns:
-        0 if all of ours was measured or refused its shape, 1 if something failed or was left out, 2
-        without a GPU or what it is to be compared with, 130 if it was interrupted.
+        0 if all of ours was measured or refused its shape, 1 if something failed, was left out or
+        could not be written, 2 without a GPU or what it is to be compared with, 130 if it was
+        interrupted.
     """
     started = monotonic()
     parse = parser()
@@ -109,7 +110,10 @@ def _finish(results: Results, path: Path | None, why: str) -> int:
         _say(f"{why}; left out: {', '.join(results.left_out)}")
     if path is not None:
         results.write(path)
-    return int(any(row.kind == "ours" for row in failed) or bool(results.left_out))
+        if results.unwritten:
+            _say(f"--json not written: {results.unwritten}")
+    wrong = any(row.kind == "ours" for row in failed)
+    return int(wrong or bool(results.left_out) or bool(results.unwritten))
 
 
 def _setting(arguments: Sequence[str], dtype: str, roof: Ceilings) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,14 +19,19 @@ class Results:
         setting: device, versions, command, ceilings.
         rows: in the order in which they were measured.
         left_out: groups that there was no time for.
+        unwritten: why the last write failed, as on a full disk; empty if it did not.
     """
 
     setting: Mapping[str, Any]
     rows: list[Row] = field(default_factory=list)
     left_out: Sequence[str] = ()
+    unwritten: str = ""
 
     def write(self, path: Path) -> None:
-        """Write them as JSON; the file is the one before or the new one, never a part."""
+        """Write them as JSON; the file is the one before or the new one, never a part.
+
+        A file that cannot be written ends no run.
+        """
         found = {
             **self.setting,
             "left_out": list(self.left_out),
@@ -35,8 +41,12 @@ class Results:
         try:
             beside.write_text(json.dumps(found, indent=1) + "\n")
             beside.replace(path)
+            self.unwritten = ""
+        except OSError as error:
+            self.unwritten = str(error)
         finally:
-            beside.unlink(missing_ok=True)
+            with suppress(OSError):
+                beside.unlink(missing_ok=True)
 
     @classmethod
     def read(cls, path: Path) -> "Results":

@@ -77,6 +77,23 @@ def test_what_was_measured_before_a_run_ends_is_shown_and_written(
 
 
 @pytest.mark.usefixtures("a_gpu")
+def test_a_file_that_cannot_be_written_ends_no_run(
+    rows: list[Row],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(Group, "rows", lambda *arguments: rows[:1])
+    path = tmp_path / "rows.json"
+    path.mkdir()
+    assert command.main([*ONLY, "--json", str(path)]) == 1
+    said = capsys.readouterr()
+    assert said.out.count("fla chunk") == 2
+    assert said.err.count("--json not written: [Errno 21] Is a directory") == 1
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.usefixtures("a_gpu")
 def test_first_calls_are_timed_of_those_that_they_are_wanted_of(
     timing: Timing, subject: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

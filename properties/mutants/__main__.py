@@ -32,7 +32,7 @@ from rich.progress import (
 
 from properties import profiles
 from properties.device import activate, resolve
-from properties.files import write_atomically
+from properties.files import told_unwritten, write_atomically
 from properties.mutants import equivalents, killers, shares
 from properties.mutants.fates import Fate, Fates
 from properties.mutants.hunt import Suite, Unit, fate_of, killed_among, units
@@ -91,11 +91,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         suite.close(at_once=True)
         raise
     suite.close(at_once=False)
+    unwritten: dict[str, str] = {}
     if options.record and not suite.failing:
-        _record(options.record, scoreboard, every, semantic=options.semantic)
+        with told_unwritten("--record", unwritten):
+            _record(options.record, scoreboard, every, semantic=options.semantic)
     elif options.record:
         console.print("not recorded, as not all that may notice a mutant could be tried")
-    return code
+    for why in unwritten.values():
+        console.print(why, markup=False, highlight=False, soft_wrap=True)
+    return code or int(bool(unwritten))
 
 
 def _triggers(options: Options, console: Console) -> int:
@@ -171,14 +175,14 @@ def _run(
     for problem in problems:
         console.print(problem, "", markup=False, highlight=False, soft_wrap=True)
     console.print(scoreboard.summary(), highlight=False)
-    unwritten = [f"{fates.path} not written: {fates.unwritten}"] if fates.unwritten else []
+    unwritten: dict[str, str] = {}
+    if fates.unwritten:
+        unwritten["--cache"] = f"{fates.path} not written: {fates.unwritten}"
     if options.json:
         text = json.dumps(scoreboard.to_json(), indent=1, ensure_ascii=False)
-        try:
+        with told_unwritten("--json", unwritten):
             write_atomically(options.json, f"{text}\n")
-        except OSError as error:
-            unwritten.append(f"--json not written: {error}")
-    for line in unwritten:
+    for line in unwritten.values():
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     return scoreboard, 1 if scoreboard.survivors or problems or unwritten else 0
 

@@ -1,9 +1,13 @@
 """Shares of killed mutants are counted, kept by module, and refused if incomplete."""
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
 
+from properties.mutants import __main__ as command
+from properties.mutants import shares
 from properties.mutants.__main__ import main
 from properties.mutants.equivalents import Equivalent
 from properties.mutants.fates import Fate
@@ -36,9 +40,9 @@ def test_each_mutant_counts_once(some: list[Mutant]) -> None:
 
 
 def test_shares_survive_their_file(tmp_path: Path) -> None:
-    shares = {"kernels.b": Share(7, 6, equivalent=1), "kernels.a": Share(2, 1, elsewhere=1)}
-    write(tmp_path / "shares.json", shares)
-    assert read(tmp_path / "shares.json") == shares
+    known = {"kernels.b": Share(7, 6, equivalent=1), "kernels.a": Share(2, 1, elsewhere=1)}
+    write(tmp_path / "shares.json", known)
+    assert read(tmp_path / "shares.json") == known
     assert read(tmp_path / "none.json") == {}
 
 
@@ -55,6 +59,19 @@ def test_only_modules_of_which_all_is_tried_are_recorded(some: list[Mutant]) -> 
     assert _MODULE not in whole({}, some)
     # Only declarations, nothing to mutate.
     assert whole({}, some)["kernels.delta.kda"] == Share(0, 0)
+
+
+def test_a_record_that_a_full_disk_refuses_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(command, "mutants", lambda *_, **__: [])
+    monkeypatch.setattr(command, "_run", lambda *_: (Scoreboard([], {}, frozenset()), 0))
+    monkeypatch.setattr(shares, "write_record", refuse)
+    assert main(["--cache", str(tmp_path), "--record", str(tmp_path)]) == 1
+    assert capsys.readouterr().out == "--record not written: [Errno 28] No space left on device\n"
 
 
 @pytest.mark.parametrize("option", ["op", "mode", "law", "dtype", "operator"])

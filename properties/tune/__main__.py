@@ -22,6 +22,7 @@ from kernels import tiles
 from kernels.bench.options import file, positive
 from kernels.tiles import Entry, Tile
 from properties.aot.worker import CompilerProcess
+from properties.files import reading_record, told_unwritten, write_atomically
 from properties.tune import trial
 from properties.tune.grids import STAGES, Stage
 from properties.tune.search import Best, Candidate, Search
@@ -178,7 +179,7 @@ class Record:
         setting: results are comparable only within one setting.
 
     Raises:
-        ValueError: the file has results of another setting.
+        ValueError: the file cannot be read, or has other contents or results of another setting.
     """
 
     def __init__(self, path: Path | None, setting: dict[str, Any]) -> None:
@@ -186,14 +187,19 @@ class Record:
         self.setting: dict[str, Any] = json.loads(json.dumps(setting))
         self.candidates: dict[str, dict[str, Any]] = {}
         self.best: dict[str, dict[str, Any]] = {}
+        self.unwritten: dict[str, str] = {}
         if path is None or not path.exists():
             return
-        earlier = json.loads(path.read_text())
+        with reading_record(path, "--json"):
+            earlier = json.loads(path.read_text())
+            found = {name: earlier[name] for name in self.setting}
+            self.candidates = {_identity(plain): plain for plain in earlier["candidates"]}
+            self.best = {_identity(plain, "tiles"): plain for plain in earlier["best"]}
         for name, value in self.setting.items():
-            if earlier.get(name) != value:
-                raise ValueError(f"--json {path}: of another {name}, expected {value!r} or no file")
-        self.candidates = {_identity(plain): plain for plain in earlier["candidates"]}
-        self.best = {_identity(plain, "tiles"): plain for plain in earlier["best"]}
+            if found[name] != value:
+                raise ValueError(
+                    f"--json: {path}, of another {name}, expected {value!r} or no file"
+                )
 
     def result(self, problem: Problem, stage: Stage, entry: Entry) -> TrialResult | None:
         known = self.candidates.get(_identity(_plain(problem, stage.name, entry)))
@@ -214,9 +220,9 @@ class Record:
             }
         if self.path is not None:
             known = {"candidates": [*self.candidates.values()], "best": [*self.best.values()]}
-            partial = self.path.with_name(self.path.name + ".partial")
-            partial.write_text(json.dumps({**self.setting, **known}, indent=1) + "\n")
-            partial.replace(self.path)
+            text = json.dumps({**self.setting, **known}, indent=1)
+            with told_unwritten("--json", self.unwritten):
+                write_atomically(self.path, f"{text}\n")
 
 
 def _plain(problem: Problem, kernel: str, entry: Entry) -> dict[str, Any]:
@@ -293,7 +299,11 @@ def ranking(best: Best, candidates: Sequence[Candidate]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; 0 if all was tried, 1 if the budget ended it, 2 without a GPU."""
+    """Run the command line.
+
+    Returns:
+        0 if all was tried, 1 if the budget ended it or --json was not written, 2 without a GPU.
+    """
     begun = time.monotonic()
     parse = parser()
     chosen = parse.parse_args(arguments)
@@ -378,7 +388,9 @@ def _search(
 def follow(
     search: Search, wanted: Sequence[Problem], kernels: Sequence[str], record: Record
 ) -> bool:
-    """Print and record what the search finds; return whether something was left out."""
+    """Print and record what the search finds; return whether something was left out or not
+    written.
+    """
     candidates: list[Candidate] = []
     last: dict[Problem, Best] = {}
     for result in search.run(wanted, kernels):
@@ -395,7 +407,9 @@ def follow(
         print(f"\n{problem}: {what}", flush=True)
     if search.ended:
         print("\nproperties.tune: the budget ended the search; not all was tried", file=sys.stderr)
-    return search.ended
+    for why in record.unwritten.values():
+        print(f"properties.tune: {why}", file=sys.stderr)
+    return search.ended or bool(record.unwritten)
 
 
 if __name__ == "__main__":

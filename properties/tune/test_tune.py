@@ -213,6 +213,27 @@ def test_the_file_holds_all_that_was_found(tmp_path: Path) -> None:
         command.Record(path, {"device": "an H200"})
 
 
+def test_a_file_that_cannot_be_written_ends_no_search(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "found.json"
+    record = command.Record(path, {"device": "none"})
+    path.mkdir()
+    assert command.follow(_search(), [ATTENTION], ["entry"], record)
+    said = capsys.readouterr()
+    assert "attention parallel, head dim 64, bfloat16: best\n" in said.out
+    assert said.err.startswith("properties.tune: --json not written: [Errno 21] Is a directory")
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"device": "none", "candidates": [3]}', "\xff"])
+def test_a_file_of_something_else_is_refused(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "found.json"
+    path.write_text(text, encoding="latin-1")
+    with pytest.raises(ValueError, match=r"--json: .*, expected a file that --json wrote"):
+        command.Record(path, {"device": "none"})
+
+
 def test_an_entry_is_printed_as_the_table_writes_it() -> None:
     entry = ATTENTION.entry(HOPPER)
     again = eval(command.as_code(entry), {"Entry": Entry, "Tile": Tile})

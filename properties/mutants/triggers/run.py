@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from properties.catalogue import OPS
-from properties.files import reading_record, write_atomically, write_record
+from properties.files import reading_record, told_unwritten, write_atomically, write_record
 from properties.jobs import Job, Selection
 from properties.laws import Subject
 from properties.mutants.triggers.grammar import atoms
@@ -152,6 +152,7 @@ def measure_all(
     # Rejected calls have no results to judge.
     jobs = [job for job in selection.jobs(Witness(ours)) if job.law != "rejection"]
     reached: dict[str, OpReach] = {}
+    unwritten: dict[str, str] = {}
     for name in dict.fromkeys(job.op for job in jobs):
         reached[name] = measure([job for job in jobs if job.op == name], ours, device, nights)
         _print_missing(reached[name], console)
@@ -160,12 +161,17 @@ def measure_all(
                 op: {"atoms": measured.atoms_missing(), "pairs": measured.pairs_missing()}
                 for op, measured in reached.items()
             }
-            write_atomically(listing, json.dumps(lists, indent=1, ensure_ascii=False) + "\n")
+            text = json.dumps(lists, indent=1, ensure_ascii=False)
+            with told_unwritten("--json", unwritten):
+                write_atomically(listing, f"{text}\n")
     console.print(_table(reached))
     if folder is not None:
         path = folder / PATH.name
-        write_record(path, {**read(path), **_shares(reached)})
-    return 0
+        with told_unwritten("--record", unwritten):
+            write_record(path, {**read(path), **_shares(reached)})
+    for why in unwritten.values():
+        console.print(why, markup=False, highlight=False, soft_wrap=True)
+    return int(bool(unwritten))
 
 
 def _print_missing(measured: OpReach, console: Console) -> None:

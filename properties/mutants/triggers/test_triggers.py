@@ -1,6 +1,9 @@
 """The grammar lists what is promised, and planting finds what laws judge."""
 
+import errno
 import json
+import os
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -8,13 +11,14 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import settings
+from rich.console import Console
 
 from properties.cases.case import Case
 from properties.cases.contexts import CONTEXTS
 from properties.catalogue import OPS
 from properties.device import activate
 from properties.files import write_record
-from properties.jobs import Job, hypothesis_test
+from properties.jobs import Job, Selection, hypothesis_test
 from properties.laws import LAWS, Law, Subject
 from properties.mutants.__main__ import main
 from properties.mutants.triggers import run
@@ -206,6 +210,23 @@ def test_the_command_lists_missing_predicates_and_records_shares(
     with pytest.raises(SystemExit, match="2"):
         main([*given, "--record", str(tmp_path)])
     assert "--record: not allowed with --law" in capsys.readouterr().err
+
+
+def test_files_that_a_full_disk_refuses_are_told(
+    ours: Ours, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(run, "write_atomically", refuse)
+    monkeypatch.setattr(run, "write_record", refuse)
+    given = Selection(ops=("l2norm",), laws=("determinism",), dtypes=("float32",))
+    console, files = Console(file=(out := StringIO())), {"listing": tmp_path, "folder": tmp_path}
+    assert run.measure_all(given, ours, torch.device("cpu"), console, nights=0, **files) == 1
+    assert out.getvalue().splitlines()[-2:] == [
+        "--json not written: [Errno 28] No space left on device",
+        "--record not written: [Errno 28] No space left on device",
+    ]
 
 
 def test_shares_survive_their_file_and_stand_in_the_table(
