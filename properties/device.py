@@ -97,7 +97,7 @@ _STATE: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
     # PyTorch tells nobody whether it flushes; half of the smallest normal number does.
     "flushing of denormals": (lambda: sys.float_info.min / 2 == 0, torch.set_flush_denormal),
 }
-# What Python and NumPy keep.
+# State of Python and NumPy: how to read and write it.
 _OF_PYTHON: tuple[tuple[Callable[[], Any], Callable[[Any], object]], ...] = (
     (sys.getrecursionlimit, sys.setrecursionlimit),
     (sys.gettrace, sys.settrace),

@@ -1,6 +1,6 @@
 """Known failures of other people's kernels: each fails as its ledger says, or the entry goes.
 
-What passes again is fixed upstream, and its entry is deleted. Only what cannot run is skipped: a
+An entry that passes is fixed upstream, and is deleted. Only entries that cannot run are skipped: a
 target or release that is not installed, a failure of another device.
 """
 

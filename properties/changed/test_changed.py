@@ -266,7 +266,7 @@ def test_an_op_is_reached_by_itself_or_through_others() -> None:
     assert not Changed("", ("kernels/linear/mlstm.py", *shared.files)).is_of_others("mlstm")
     assert not Changed("", ("kernels/primitives/layout.py",)).is_of_others("mlstm")
     assert not Changed("", ("reference/linear/hgrn.py",)).is_of_others("hgrn")
-    # What no kernel and no oracle imports is of all.
+    # A file that no kernel and no oracle imports belongs to all ops.
     assert not Changed("", ("properties/laws/packing.py",)).is_of_others("mlstm")
 
 

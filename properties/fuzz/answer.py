@@ -72,7 +72,7 @@ class Failure:
 
     @property
     def fingerprints(self) -> tuple[Fingerprint, ...]:
-        """Those of all results that differ."""
+        """The fingerprints of all results that differ."""
         return self.fingerprint, *self.also
 
     @property

@@ -54,7 +54,7 @@ class Output:
         except OSError as error:
             if error.errno in (errno.EPIPE, errno.EIO):
                 self.lost.append("the loss of its output")
-                # What is left in buffers would fail again at the end of Python.
+                # Python would try to write its buffers again when it exits.
                 os.dup2(os.open(os.devnull, os.O_WRONLY), self.stream.fileno())
 
 

@@ -124,7 +124,7 @@ def start(traces: Path, environment: dict[str, str], prints: bool) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     # With all that it starts.
     os.setpgid(0, 0)
-    # What the target starts would keep it open, and so the process that this one is forked from.
+    # Processes that the target starts would keep it open, and with it the fork server alive.
     os.close(forkserver._forkserver._forkserver_alive_fd)  # type: ignore[attr-defined]
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     with _OOM.open("w") as score:

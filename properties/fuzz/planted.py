@@ -73,7 +73,7 @@ def interrupting(device: torch.device) -> Adapter:
 
 
 class Unwinding(BaseException):
-    """What a library raises to unwind its stack, and no handler of errors catches."""
+    """Unwinds the stack of a library; no handler of errors catches it."""
 
 
 def unwinding(device: torch.device) -> Adapter:

@@ -719,7 +719,7 @@ def test_a_finding_of_another_target_prints_a_ledger_entry_that_excuses_it(
     pin, written = sorted((tmp_path / "findings").iterdir(), key=lambda path: len(path.name))
     assert entry in written.read_text()
     compile(written.read_text(), str(written), "exec")
-    # What would pin it, in a repository of its own.
+    # The module pins it in the repository of the target.
     assert 'planted=Edit(module="properties.fuzz.planted"' in pin.read_text()
     compile(pin.read_text(), str(pin), "exec")
 

@@ -92,7 +92,7 @@ class Worker:
     def start(self) -> None:
         self.compiled: set[tuple[str, str, str]] = set()
         self.loaded = False
-        # What memory the process had and the machine, in words.
+        # The memory of the process, and what the machine had left, in words.
         self.memories = ""
         self.pool = ProcessPool(
             1,
@@ -169,7 +169,7 @@ class Worker:
             if monotonic() > until:
                 self.stopped = True
                 raise Lost(why)
-            # What the process has imported already would be stale.
+            # This process would keep the modules that it has imported already.
             self.restart()
             sleep(_SAVED)
             if self.stopped:
@@ -275,7 +275,7 @@ class Worker:
             self.pool.stop()
             self.pool.join()
         if last is not None:
-            # What the target has started.
+            # Processes that the target has started.
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(last.process, signal.SIGKILL)
 

@@ -22,7 +22,7 @@ from properties.laws.law import Law, Run, with_options, within_bounds
 from properties.laws.shared_tensors import SharedTensors
 from reference.softmax import merge
 
-# What these add to a logit depends on the place of its key among all keys, not in its part.
+# They add to a logit by the place of its key among all keys, not in its part.
 _BY_PLACE = ("alibi_slopes", "g")
 _OPTIONS = {"window": None, "structure": None, "return_lse": True}
 

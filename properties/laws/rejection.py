@@ -50,7 +50,7 @@ def _expect_refusals(run: Run) -> None:
         function = run.subject.function(op)
         kind = _expect_refusal(run, mistake, function, {**given, **extra})
         wanted = _expect_refusal(run, mistake, op.oracle, given) if mistake.everywhere else kind
-        # What a mode refuses whatever its value has no type there.
+        # A mode that lacks an argument refuses each value alike, whatever its type.
         if kind is not wanted and refuses.isdisjoint(mistake.arguments):
             where = f"{function.__module__}.{op.name} with {mistake.what}"
             text = f"{where} raised {kind.__name__}, expected {wanted.__name__} as in the spec"

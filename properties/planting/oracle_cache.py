@@ -18,8 +18,8 @@ T = TypeVar("T")
 class OracleCache:
     """A cache of results by all that they depend on.
 
-    What is damaged is computed anew, and what a full disk refuses is not kept: an error would count
-    as one of the law that asks.
+    A damaged answer is computed anew, and a full disk keeps none: an error would count as one of
+    the law that asks.
 
     Args:
         folder: the cache's folder.
@@ -37,7 +37,7 @@ class OracleCache:
         path = self.folder / digest.hexdigest()[:2] / digest.hexdigest()[2:32]
         try:
             known: T = torch.load(path, weights_only=False)
-        # Whatever unpickling other contents raises.
+        # Unpickling other contents may raise anything.
         except Exception:
             known = compute()
             with suppress(OSError):

@@ -477,7 +477,7 @@ def _filled(recipe: str, role: Role) -> torch.Tensor:
     return RECIPES[recipe](blank, torch.Generator().manual_seed(0))
 
 
-# What these recipes hide by -inf.
+# Recipe and role of the tensors that hide by -inf.
 _HIDING = {
     ("empty_rows", Role.LOGIT), ("hidden_rows", Role.BIAS), ("hidden_tiles", Role.BIAS),
     ("hidden_rows", Role.LOGIT), ("hidden_tiles", Role.LOGIT),

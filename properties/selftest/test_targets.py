@@ -310,7 +310,7 @@ def test_an_oracle_names_a_bad_argument_of_a_call_in_place() -> None:
 def test_no_law_leaves_the_bounds_of_an_adapter(
     name: str, law: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # What a call returns is not judged, which would take most of the time.
+    # Judge no results, which would take most of the time.
     monkeypatch.setattr(expect, "_within_a_budget", lambda *_: [])
     target = Bounded(OPS[name])
     if law not in scope.laws(target, name, "some"):

@@ -91,7 +91,7 @@ def _in_any_order(machine: type[Any], device: torch.device) -> None:
     watched = variant(machine, device)
     run(watched)
     if settings().derandomize:
-        # What few of the examples reach, one run may miss.
+        # One run may miss a state that few of the examples reach.
         for again in range(3):
             if not machine.reaches <= watched.reached:
                 run(seed(again)(watched))

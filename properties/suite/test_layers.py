@@ -144,7 +144,7 @@ def test_a_layer_keeps_nothing_of_weights_that_changed(
     change: Callable[[nn.Module, nn.Module], None],
     subject: Subject,
 ) -> None:
-    """What a layer derives from its weights in one call must not outlive them."""
+    """A layer derives anew what depends on weights that have changed."""
     torch.manual_seed(0)
     layer, other = (made().to(subject.device).train(training) for _ in range(2))
     x = torch.randn(1, 4, 32, generator=torch.Generator().manual_seed(1)).to(subject.device)

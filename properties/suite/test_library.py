@@ -171,7 +171,7 @@ class _Calls(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-# What `opcheck` does besides compiling a call, which for most ops a test below does.
+# Checks of `opcheck` besides compiling a call, which for most ops a test below does.
 _UNCOMPILED = ("test_schema", "test_autograd_registration", "test_faketensor")
 
 

@@ -13,7 +13,7 @@ _SHAPES = ((1, 4, 2, 8), (1, 4, 2, 4), (1, 3, 8), (1, 3, 4), (2, 8, 8), (2, 8, 8
 
 @pytest.mark.parametrize("tiny", ["c", "w_uk", "w_uv"])
 def test_gradients_of_large_cotangents_beside_tiny_inputs(tiny: str, subject: Subject) -> None:
-    """Those of the other inputs are in the range of float16, and what they are sums of is not."""
+    """The gradients of the other inputs fit into float16, the terms of their sums do not."""
     generator = torch.Generator().manual_seed(0)
     given = {
         name: (torch.randn(shape, generator=generator) * (2.0**-13 if name == tiny else 1)).half()

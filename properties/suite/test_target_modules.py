@@ -1,4 +1,4 @@
-"""What a target has beside ops: caches and rotary embeddings, which may keep tensors."""
+"""Caches and rotary embeddings of a target, which may keep tensors."""
 
 import pytest
 from hypothesis import given, settings

@@ -1,4 +1,4 @@
-"""What the adapters of inference engines share: their layouts, and the bounds of their kernels."""
+"""Shared by the adapters of inference engines: layouts, and the bounds of their kernels."""
 
 import inspect
 from collections.abc import Callable, Mapping

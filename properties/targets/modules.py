@@ -1,4 +1,4 @@
-"""What an adapter hands to the suite beside ops: caches of keys and values, and rotary embeddings.
+"""Modules that an adapter has beside ops: caches of keys and values, and rotary embeddings.
 
 Each is a class, or a function that makes one. It is told what its signature has.
 """
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class Unsupported(ValueError):
-    """What it raises when it is made with sizes that its library does not document."""
+    """Raised by a module that is made with sizes that its library does not document."""
 
 
 class Cache(Protocol):
@@ -52,8 +52,9 @@ class Rotary(Protocol):
         """
 
 
-# What a cache may be told. `room` is the number of tokens that each sequence may get. `head_dim`
-# asks for keys and values of one width, and a `window` without a default for one in every cache.
+# Parameters that a cache may have. `room` is the number of tokens that each sequence may get.
+# `head_dim` asks for keys and values of one width, and a `window` without a default for one in
+# every cache.
 TOLD_TO_CACHES = (
     "batch",
     "query_heads",
@@ -66,8 +67,8 @@ TOLD_TO_CACHES = (
     "dtype",
     "device",
 )
-# What a rotary embedding may be told: `scaling` as `reference.rotary_frequencies` takes it, and
-# `length`, which is more than any position. Without `rotary_dim` all dims of a head are rotated.
+# Parameters that a rotary embedding may have: `scaling` as `reference.rotary_frequencies` takes it,
+# and `length`, which is more than any position. Without `rotary_dim` it rotates all dims of a head.
 TOLD_TO_ROTARY = (
     "head_dim",
     "rotary_dim",

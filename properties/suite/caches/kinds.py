@@ -121,7 +121,7 @@ class PagedMachine(KVMachine):
         if draw.random() < 1 / 2:
             length = [tokens // page_size * page_size for tokens in length]
         layout = draw.choice([*OWN_MEMORY, _BETWEEN, _BETWEEN])
-        # What a caller makes in inference mode cannot be written to outside.
+        # A tensor that is made in inference mode cannot be written to outside.
         with torch.inference_mode(False):
             lengths = self.told("length", length, False)
             k_pages, v_pages = (

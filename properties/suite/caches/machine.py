@@ -157,7 +157,7 @@ class KVMachine(RuleBasedStateMachine):
 
     device: ClassVar[torch.device] = torch.device("cpu")
     reached: ClassVar[set[str]] = set()
-    # What the examples of `ci` must reach.
+    # Situations that the examples of `ci` must reach.
     reaches: ClassVar[frozenset[str]] = frozenset()
     times: ClassVar[int] = 3
     steps: ClassVar[int] = 20

@@ -112,7 +112,7 @@ def _in_pieces(
     with torch.no_grad():
         for part in parts:
             counts = [max(0, part - fewer[n % len(fewer)]) for n in range(len(x))]
-            # What is past a sequence's own tokens is padding, whatever it is.
+            # Padding follows a sequence's own tokens, whatever its numbers.
             piece = x.new_full((len(x), part + padding, HIDDEN), 1e4)
             for n, (start, count) in enumerate(zip(done, counts, strict=True)):
                 piece[n, :count] = x[n, start : start + count]

@@ -170,7 +170,7 @@ def _slots_telescope(case: Case) -> tuple[Telescope, ...]:
 
 
 def _ring_telescope(case: Case) -> tuple[Telescope, ...]:
-    """Of the second pass, over values; keys are normalized, and theirs are no results."""
+    """The telescope of the second pass, over values; those of keys are no results."""
     return (Telescope("dg", "B T H", (*SEEN, *carried(case, "N H M K+V"))),)
 
 

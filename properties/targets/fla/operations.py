@@ -191,7 +191,7 @@ class Call:
 
 
 def public() -> tuple[list[Call], dict[str, str]]:
-    """What the folders of `fla.ops` export as operations, a function per mode.
+    """Return the operations that the folders of `fla.ops` export, a function per mode.
 
     Returns:
         The functions, each of them once, and the folders that cannot be imported, with the reason.
@@ -214,7 +214,7 @@ def public() -> tuple[list[Call], dict[str, str]]:
 
 
 def arguments(call: Call, device: torch.device, *, packed: bool) -> dict[str, Any]:
-    """What the function is called with: a batch, or sequences of `LENGTHS` behind `cu_seqlens`."""
+    """The arguments of the function: a batch, or sequences of `LENGTHS` behind `cu_seqlens`."""
     operation = OPERATIONS[call.operation]
     generator = torch.Generator().manual_seed(0)
     tokens = sum(LENGTHS) if packed else TOKENS

@@ -1,4 +1,4 @@
-"""What earlier releases lack of the modes that are declared for the latest."""
+"""Limits of earlier releases, for the modes that are declared for the latest."""
 
 from dataclasses import replace
 from functools import wraps

@@ -1,4 +1,4 @@
-"""What the installed release of transformers has."""
+"""Functions and classes that the installed release of transformers has."""
 
 from collections.abc import Callable
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""What the target says about the installed release."""
+"""The target declares what the installed release has."""
 
 import torch
 

@@ -47,7 +47,7 @@ _MERGE = "triton_merge_attn_states:merge_attn_states"
 # Keys of a tile: the kernel reads the block table for all of them.
 _TILE = 32
 _PAGES = changed_dims("C", lambda n: n if n in (16, 32, 64) else 16 << n % 3)
-# What `unified_attention` learned after its first releases, by its own names.
+# Arguments that `unified_attention` got after its first releases, by our names and its own.
 _NEWER = {
     "sink": "sinks",
     "k_scale": "k_scale_cache",

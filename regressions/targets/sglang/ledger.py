@@ -18,7 +18,7 @@ def _sink_is_far_above(given: Given) -> bool:
 
 def _other_tile(given: Given) -> bool:
     keys, values = given["k_pages"].shape[-1], given["v_pages"].shape[-1]
-    # What 576 and 288 channels have beyond 512 and 256 has a tile of its own.
+    # Of 576 and 288 channels, those beyond 512 and 256 have a tile of their own.
     tile = {576: 512, 288: 256}.get(keys, power_of_two(keys))
     return not heads_are_alone(given) and tile != power_of_two(values)
 
