@@ -142,6 +142,12 @@ class Bucket:
         named = any(fingerprint.place for fingerprint in alike)
         return named or case is None or {*self.needs} <= parts(case).keys()
 
+    def is_as_unsteady_as(self, other: "Bucket") -> bool:
+        """Whether neither bug repeats each time, and both make a result of one kernel wrong."""
+        kernels = {(bucket.first.case.op, bucket.first.case.mode) for bucket in (self, other)}
+        mine, its = ({one.output for one in bucket.fingerprints} for bucket in (self, other))
+        return not (self.steady or other.steady) and len(kernels) == 1 and bool(mine & its - {""})
+
     def add(self, failure: Failure) -> None:
         """Keep a failure if its case is the smallest of its fingerprint, or the worst."""
         self.linked.update(failure.also)

@@ -171,6 +171,14 @@ class Log:
         alike = [known for known in self.buckets if known.shows(shown, lines)]
         return alike[0] if bucket is None and len(alike) >= _ALIKE else bucket
 
+    def as_unsteady(self, bucket: Bucket) -> Bucket | None:
+        """Another bucket of the same wrong result, if neither repeats each time.
+
+        Then chance decides which law meets the bug, and no other law can be asked about its case.
+        """
+        alike = (known for known in self.buckets if known is not bucket)
+        return next((known for known in alike if known.is_as_unsteady_as(bucket)), None)
+
     def is_full(self, fingerprint: Fingerprint) -> bool:
         """Whether a fingerprint has as many buckets as there may be."""
         return sum(known.has(fingerprint) for known in self.buckets) >= _ALIKE

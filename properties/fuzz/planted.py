@@ -729,6 +729,12 @@ def flaky(device: torch.device) -> Adapter:
     return _adapter(l2norm)
 
 
+def rarely_wrong(device: torch.device) -> Adapter:
+    """Every thirteenth call of a process is wrong; three cases make fewer."""
+    calls = count(1)
+    return _adapter(lambda x: right(x) * (1 if next(calls) % 13 else 2))
+
+
 def wearing_out(device: torch.device) -> Adapter:
     """Wrong after ten calls in a process; three cases make at most nine."""
     calls = count()

@@ -422,6 +422,23 @@ def test_buckets_that_a_case_shows_to_be_one_bug_are_merged() -> None:
     assert log.buckets == [both]
 
 
+def test_wrong_results_of_a_kernel_are_one_bug_if_none_repeats_each_time() -> None:
+    causality = replace(Y, law="causality")
+    steady, flaky, same = (Bucket([failure(one)]) for one in (Y, causality, replace(Y, law="x")))
+    other = Bucket([failure(DX)])
+    log = Log("ours", 1, {}, [steady, other, flaky, same])
+    assert log.as_unsteady(flaky) is None
+    for bucket in (other, flaky, same):
+        bucket.steady = False
+    assert log.as_unsteady(flaky) is same
+    assert log.as_unsteady(same) is flaky
+    assert log.as_unsteady(steady) is None
+    assert log.as_unsteady(other) is None
+    elsewhere = replace(case(1), mode="chunk")
+    log.buckets[3] = Bucket([replace(failure(Y), case=elsewhere)], steady=False)
+    assert log.as_unsteady(flaky) is None
+
+
 def test_a_bucket_that_is_merged_takes_its_file_along(tmp_path: Path) -> None:
     both, later = Bucket([failure(Y)]), Bucket([failure(DX)])
     log = Log("ours", 1, {}, [both, later])

@@ -75,8 +75,11 @@ class Turn:
                 self._find_needs(bucket)
                 self._link(bucket)
             self.asker.idle = None
-            for bucket in self.found:
+            for bucket in list(self.found):
                 bucket.repeats = self.asker.repeats(bucket)
+                with self.night.lock:
+                    if known := self.log.as_unsteady(bucket):
+                        self._merge(known, bucket)
         except Stopped:
             pass
         except Endless:
