@@ -264,17 +264,23 @@ def hypothesis_test(
     subject: Subject,
     observe: Callable[[Case, float], None] = _ignore,
     announce: Callable[[Case], None] = _ignore,
+    note: Callable[[Violation], None] = _ignore,
 ) -> Callable[[], None]:
     """The job as a Hypothesis test.
 
     Args:
         observe: called with each case that passed and its worst error as a fraction of the budget.
         announce: called with each case before it runs.
+        note: called with the violation of each case that failed.
     """
 
     def judged(case: Case) -> float:
         announce(case)
-        ratio = judge(job.law, case, subject)
+        try:
+            ratio = judge(job.law, case, subject)
+        except Violation as violation:
+            note(violation)
+            raise
         if ratio is None:
             return 0.0
         observe(case, ratio)

@@ -1003,6 +1003,22 @@ def test_pytest_reports_a_target_that_skips() -> None:
         test_laws.test_law_holds(job, subject, Mock(stash={SHARE_FACTORS: {"l2norm": 1.0}}))
 
 
+def test_pytest_tells_of_the_worst_case_beside_the_smallest() -> None:
+    """The first is NaN here, whichever it is, and all others have a rounding alone."""
+    factors = [torch.nan]
+
+    def change(y: Tensor) -> Tensor:
+        return y * (factors.pop() if factors else 1.0001)
+
+    job = Job("l2norm", "some", "differential", "float32")
+    with pytest.raises(Violation, match="times the budget") as caught:
+        test_laws.test_law_holds(
+            job, Subject(_normalized(change), CPU), Mock(stash={SHARE_FACTORS: {"l2norm": 1.0}})
+        )
+    told = "\n".join(caught.value.__notes__)
+    assert re.search(r"^  at worst  not finite: Case\(.*\nREPRO: python -m ", told, re.M), told
+
+
 def test_pytest_ends_a_case_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("_SECONDS", "_LOOK"):
         monkeypatch.setattr(limit, name, 0.1)

@@ -15,10 +15,13 @@ from hypothesis import seed, settings
 from properties.cases.case import Case
 from properties.jobs import Job, examples_of, hypothesis_test, raised
 from properties.laws import Subject, Violation
+from properties.laws.fingerprint import Fingerprint
 from properties.session import RUN, SHARE_FACTORS, selection, target_of
 from properties.suite.limit import limited
+from properties.verdict.excess import Excess
 
 T = TypeVar("T")
+Worst = dict[Fingerprint, tuple[Excess, Violation]]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -44,18 +47,25 @@ def test_law_holds(job: Job, subject: Subject, pytestconfig: pytest.Config) -> N
         finally:
             begin(tried[-1])
 
-    test = hypothesis_test(job, replace(subject, recall=recall), announce=announce)
+    worst: Worst = {}
+
+    def note(failed: Violation) -> None:
+        known = worst.get(failed.fingerprint)
+        if failed.excess and (known is None or failed.excess > known[0]):
+            worst[failed.fingerprint] = failed.excess, failed
+
+    test = hypothesis_test(job, replace(subject, recall=recall), announce=announce, note=note)
     if not settings().derandomize and pytestconfig.getoption("--hypothesis-seed") is None:
         test = seed(f"{RUN} {job.seed_key}")(test)
     try:
         with limited(pytestconfig) as begin:
             settings(max_examples=examples)(test)()
     except Violation as violation:
-        raise _report(violation) from violation.__cause__
+        raise _report(_with_the_worst(violation, worst)) from violation.__cause__
     except ExceptionGroup as several:
         for one in several.exceptions:
             if isinstance(one, Violation):
-                _report(one)
+                _report(_with_the_worst(one, worst))
         raise several.with_traceback(None) from None
     except (Exception, KeyboardInterrupt):
         raise
@@ -64,6 +74,19 @@ def test_law_holds(job: Job, subject: Subject, pytestconfig: pytest.Config) -> N
         raise _report(raised(job.law, tried[-1], subject, error)) from None
     for name, count in subject.ledger.excused.items():
         warnings.warn(f"{count} examples failed with {name}, which is known", stacklevel=1)
+
+
+def _with_the_worst(violation: Violation, worst: Worst) -> Violation:
+    """Say in a report which case was furthest off.
+
+    Hypothesis shows the smallest case of each result alone: a rounding there hides a wrong mask.
+    """
+    excess, grave = worst.get(violation.fingerprint, (None, violation))
+    if excess and violation.excess and excess > violation.excess:
+        told = excess.told(violation.fingerprint.output)
+        repro = str(grave).rpartition("\n")[2]
+        violation.add_note(f"  at worst  {told}: {grave.case.line()}\n{repro}")
+    return violation
 
 
 def _report(violation: Violation) -> Violation:
