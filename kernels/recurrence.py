@@ -212,12 +212,13 @@ def documented(
     same_dtype: Sequence[str] = ("q", "k", "v"),
     outputs: Sequence[str] = ("o", "final_state"),
     raises: Sequence[str] = (),
+    sums: str = "All sums are float32.",
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Make the public function of a recurrence, or of an op that calls one.
 
     Args:
         run: takes every argument by its name.
-        mode, tile: what the docstring says of these arguments.
+        mode, tile, sums: what the docstring says of these arguments, and of precision.
         same_dtype: the names of tensors that must have one dtype, the first of them setting it.
         outputs: the names of the results.
         raises: reasons for a ValueError that no other recurrence has.
@@ -239,7 +240,7 @@ def documented(
         return op(
             run,
             outputs=outputs,
-            about=f"Differentiable once{both}. All sums are float32.{limit}",
+            about=f"Differentiable once{both}. {sums}{limit}",
             same_dtype=same_dtype,
             texts={**_STATE_TEXTS, "mode": mode, "tile": tile},
             raises=[*values, BAD_BOUNDARIES, *raises],
@@ -292,7 +293,13 @@ def wrapper(
 
         one = f"That of `{wraps}`."
         return documented(
-            checked, mode=one, tile=one, same_dtype=same_dtype, outputs=outputs, raises=raises
+            checked,
+            mode=one,
+            tile=one,
+            same_dtype=same_dtype,
+            outputs=outputs,
+            raises=raises,
+            sums=f"Sums are float32; what `{wraps}` returns may be rounded before more is added.",
         )(page)
 
     return decorate

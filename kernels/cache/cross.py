@@ -24,7 +24,8 @@ class CrossAttentionCache(PagedCache):
     Source: Vaswani et al., "Attention Is All You Need" (arXiv 1706.03762), section 3.2.3.
     """
 
-    refused_options = (*PagedCache.refused_options, "window", "alibi_slopes")
+    # None that supposes that queries are the last keys.
+    options = ("scale", "softcap", "sink", "return_lse", "num_splits", "mode", "tile")
     _written = False
 
     @classmethod
@@ -48,16 +49,17 @@ class CrossAttentionCache(PagedCache):
         Args:
             q: queries [B, T, H, K] of the decoder.
             offset: how many of the T queries are real: one number, or Int[B]. None: all T.
-            options: of `paged_attention` (scale, softcap, sink, return_lse, num_splits, tile).
+            options: those of `options`, of `paged_attention`: scale, softcap, sink, return_lse,
+                num_splits, mode, tile.
 
         Returns:
             o [B, T, H, V], and the LSE [B, H, T] if asked for. Padding rows are 0, their LSE -inf.
 
         Raises:
-            TypeError, ValueError: as `paged_attention` does; nothing is written yet; an option that
-                supposes that queries are the last keys.
+            TypeError, ValueError: as `paged_attention` does; nothing is written yet; another option
+                than these.
         """
-        self._refuse_options(options)
+        self._check_options(options)
         if not self._written:
             raise ValueError("q: given before the keys, expected an update first")
         check_tensors(q=q)

@@ -84,13 +84,16 @@ class KVCache(ABC):
     ring: ClassVar[bool] = False
     # First tokens that such a page holds besides.
     sinks: int = 0
-    # Options of an attention that `attend` refuses: the cache sets them, or has no such thing.
-    refused_options: ClassVar[tuple[str, ...]] = (
-        "causal",
-        "cu_seqlens",
-        "cu_seqlens_k",
-        "g",
-        "parents",
+    # Options of an attention that `attend` takes.
+    options: ClassVar[tuple[str, ...]] = (
+        "scale",
+        "window",
+        "softcap",
+        "sink",
+        "alibi_slopes",
+        "return_lse",
+        "mode",
+        "tile",
     )
 
     def __init__(self, batch: int, k_pages: Tensor, v_pages: Tensor) -> None:
@@ -150,17 +153,17 @@ class KVCache(ABC):
             attention: `kernels.attention`, or a function with its arguments. A paged cache takes
                 `kernels.paged_attention`, whose `mode`, `tile` and `num_splits` are checked but
                 change nothing if it needs a gradient: then it takes `kernels.attention`.
-            options: its options (scale, window, softcap, sink, alibi_slopes, return_lse, mode,
-                tile). A sliding cache sets the window.
+            options: those of `options`: scale, window, softcap, sink, alibi_slopes, return_lse,
+                mode, tile; num_splits of a paged cache. A sliding cache sets the window.
 
         Returns:
             o [B, T, H, V], and the LSE [B, H, T] if asked for. Padding rows are 0, their LSE -inf.
 
         Raises:
-            TypeError, ValueError: as `update` and `attention` do, with nothing appended; an option
-                of `refused_options`.
+            TypeError, ValueError: as `update` and `attention` do, with nothing appended; another
+                option than these.
         """
-        self._refuse_options(options)
+        self._check_options(options)
         check_tensors(q=q, k=k, v=v)
         bind_dims(q=(q, "B T H K"), k=(k, "B T G K"), v=(v, "B T G V"))
         return self._attend_padded(q, k, v, offset, attention, self._window_options(options))
@@ -230,12 +233,12 @@ class KVCache(ABC):
         """Position of the first key that the next token attends to."""
         return [0] * self.batch
 
-    def _refuse_options(self, options: Mapping[str, Any]) -> None:
-        for name in self.refused_options:
-            if name in options:
+    def _check_options(self, options: Mapping[str, Any]) -> None:
+        for name in options:
+            if name not in self.options:
                 raise ValueError(
-                    f"{name}: given, expected none: a {type(self).__name__} sets it, or has no such"
-                    " thing"
+                    f"{name}: given to a {type(self).__name__}, expected no option but "
+                    f"{', '.join(self.options)}"
                 )
 
     def _window_options(self, options: dict[str, Any]) -> dict[str, Any]:

@@ -29,7 +29,7 @@ class LatentCache(PagedCache):
     Source: DeepSeek-V2, arXiv 2405.04434, section 2.1.
     """
 
-    refused_options = (*PagedCache.refused_options, "attention")
+    options = ("return_lse", "num_splits", "mode", "tile")
     _gathers = False
 
     def __init__(
@@ -39,9 +39,11 @@ class LatentCache(PagedCache):
         check_size("latent_dim", latent_dim)
         check_size("rotary_dim", rotary_dim)
         super().__init__(batch, num_pages, page_size, 1, latent_dim, rotary_dim, **storage)
-        width = latent_dim + rotary_dim
-        self.pool, _ = allocate(num_pages, page_size, 1, width, 1, **storage)
-        self.k_pages, self.v_pages = self.pool[..., :latent_dim], self.pool[..., latent_dim:]
+
+    def _allocate(self, *sizes: int, **storage: Unpack[Storage]) -> tuple[Tensor, Tensor]:
+        *pages, latent_dim, rotary_dim = sizes
+        self.pool, _ = allocate(*pages, latent_dim + rotary_dim, 1, **storage)
+        return self.pool[..., :latent_dim], self.pool[..., latent_dim:]
 
     @classmethod
     def from_pages(cls, *_: Any, **__: Any) -> "PagedCache":
@@ -76,17 +78,17 @@ class LatentCache(PagedCache):
                 rounds q' and the sums of latents to the dtype. False: gather the pages for `mla`,
                 which computes the naive form.
             scale: None and -1 mean `(K + D) ** -0.5`.
-            options: return_lse; tile, an index into the table of that function; and, if absorbed,
-                num_splits.
+            options: those of `options`: return_lse; mode and tile, of that function; and, if
+                absorbed, num_splits.
 
         Returns:
             o [B, T, H, V], and the LSE [B, H, T] if asked for. Padding rows are 0, their LSE -inf.
 
         Raises:
-            TypeError, ValueError: as `update` and that function do, with nothing appended; an
-                option of `refused_options`; num_splits with `absorbed=False`.
+            TypeError, ValueError: as `update` and that function do, with nothing appended; another
+                option than these; num_splits with `absorbed=False`.
         """
-        self._refuse_options(options)
+        self._check_options(options)
         given = {"q_n": q_n, "q_r": q_r, "c": c, "k_r": k_r, "w_uk": w_uk, "w_uv": w_uv}
         check_tensors(**given)
         dims = ("B T H K", "B T H D", "B T 1 R", "B T 1 D", "H K R", "H V R")

@@ -44,7 +44,7 @@ class PagedCache(KVCache):
     PagedAttention" (arXiv 2309.06180).
     """
 
-    refused_options = (*KVCache.refused_options, "k_pages", "v_pages", "block_table", "lengths")
+    options = (*KVCache.options, "num_splits")
     # Whether `attention` could attend to a view of the pages.
     _gathers: ClassVar[bool] = True
 
@@ -55,9 +55,14 @@ class PagedCache(KVCache):
         check_size("batch", batch)
         check_size("num_pages", num_pages)
         check_size("page_size", page_size)
-        k_pages, v_pages = allocate(num_pages, page_size, kv_heads, key_dim, value_dim, **storage)
+        k_pages, v_pages = self._allocate(
+            num_pages, page_size, kv_heads, key_dim, value_dim, **storage
+        )
         check_one_dtype(dtype=k_pages)
         self._adopt(k_pages, v_pages, [[] for _ in range(batch)])
+
+    def _allocate(self, *sizes: int, **storage: Unpack[Storage]) -> tuple[Tensor, Tensor]:
+        return allocate(*sizes, **storage)
 
     @classmethod
     def from_pages(

@@ -46,7 +46,6 @@ class QuantizedCache(PagedCache):
     scaling and saturation; Liu et al., "KIVI" (arXiv 2402.02750) for scales per token.
     """
 
-    refused_options = (*PagedCache.refused_options, "k_scale", "v_scale")
     _gathers = False
 
     def __init__(

@@ -39,7 +39,7 @@ class StreamingCache(RingCache):
     2309.17453), section 3.2.
     """
 
-    refused_options = (*RingCache.refused_options, "window", "return_lse")
+    options = ("scale", "softcap", "sink", "alibi_slopes", "mode", "tile")
 
     def update(self, k: Tensor, v: Tensor, offset: int | Tensor | None = None) -> CacheView:
         """Append at most one token to each sequence and return what it attends to, not rotated.
@@ -70,17 +70,16 @@ class StreamingCache(RingCache):
             cos, sin: tables of at least `sinks + window` places, see `rotary_embedding`.
             offset: as in `KVCache.update`.
             attention: `kernels.attention`, or a function with its arguments.
-            options: its options; the cache sets `causal`, `window` and the boundaries, and returns
-                no LSE.
+            options: those of `options`: scale, softcap, sink, alibi_slopes, mode, tile.
 
         Returns:
             o [B, T, H, V]. Padding rows are 0.
 
         Raises:
             TypeError, ValueError: as `KVCache.update`, `rotary_embedding` and `attention` do, with
-                nothing appended; tables too short; an option of `refused_options`.
+                nothing appended; tables too short; another option than these.
         """
-        self._refuse_options(options)
+        self._check_options(options)
         check_tensors(q=q, k=k, v=v, cos=cos, sin=sin)
         bind_dims(
             q=(q, "B T H K"),

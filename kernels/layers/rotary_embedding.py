@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from kernels.arguments import check_range, describe
+from kernels.arguments import check_range, check_size, describe
 from kernels.position.rotary import check_places, check_rotary, turn
 from kernels.position.tables import rotary_tables, tokens_that_scale
 
@@ -92,7 +92,13 @@ class RotaryEmbedding(nn.Module):
         return self._build(rows, tokens, device)
 
     def reserve(self, length: int) -> None:
-        """Make the tables at least `length` positions long."""
+        """Make the tables at least `length` positions long.
+
+        Raises:
+            TypeError: length is no int.
+            ValueError: it is negative.
+        """
+        check_size("length", length, least=0)
         self._tables = self._reach(length, self._tokens, self._tables.device)
 
     def forward(

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -226,6 +227,18 @@ def test_latents_and_rotary_keys_lie_in_one_memory(device: torch.device) -> None
     cache.update(c, 10 * k_r)
     page = int(cache.block_table[0, 0])
     assert cache.pool[page, 0, 0].tolist() == [1, 2, 3, 10, 20]
+
+
+def test_a_latent_cache_allocates_its_pool_once() -> None:
+    allocated: list[int] = []
+
+    def empty(*sizes: int, **storage: Any) -> Tensor:
+        allocated.append(math.prod(sizes))
+        return torch.zeros(*sizes, **storage)
+
+    with patch("torch.empty", empty):
+        cache = LatentCache(1, 5, 4, 48, 16)
+    assert sum(allocated) < 1.1 * cache.pool.numel()
 
 
 def test_a_stream_cropped_to_its_sinks_has_forgotten_nothing(device: torch.device) -> None:

@@ -20,7 +20,8 @@ class CrossAttentionCache(KVCache):
     Source: Vaswani et al., "Attention Is All You Need" (arXiv 1706.03762), section 3.2.3.
     """
 
-    refused_options = (*KVCache.refused_options, "window", "alibi_slopes")
+    # None that supposes that queries are the last keys.
+    options = ("scale", "softcap", "sink", "return_lse")
 
     def __init__(self, batch: int) -> None:
         super().__init__(batch)
@@ -59,13 +60,13 @@ class CrossAttentionCache(KVCache):
             q: queries of the decoder.
             offset: how many of the T queries are real. The o of others is 0, their LSE -inf.
             attention: `reference.attention`, or a function with its arguments.
-            options: its options (scale, softcap, sink, return_lse).
+            options: those of `options`: scale, softcap, sink, return_lse.
 
         Raises:
             TypeError, ValueError: as `KVCache.update` and `attention` do; nothing is written yet;
-                an option that supposes that queries are the last keys.
+                another option than these.
         """
-        self._refuse_options(options)
+        self._check_options(options)
         if not self.written:
             raise ValueError("q: given before the keys, expected an update first")
         if q.dim() != 4 or q.shape[0] != len(self.tokens):

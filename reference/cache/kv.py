@@ -32,13 +32,14 @@ class TokenLists:
 
     sinks: int = 0
     window: int | None = None
-    # Options of an attention that `attend` refuses: the cache sets them, or has no such thing.
-    refused_options: ClassVar[tuple[str, ...]] = (
-        "causal",
-        "cu_seqlens",
-        "cu_seqlens_k",
-        "g",
-        "parents",
+    # Options of an attention that `attend` takes.
+    options: ClassVar[tuple[str, ...]] = (
+        "scale",
+        "window",
+        "softcap",
+        "sink",
+        "alibi_slopes",
+        "return_lse",
     )
 
     def __init__(self, batch: int) -> None:
@@ -92,12 +93,12 @@ class TokenLists:
         self.tokens = [[] for _ in self.tokens]
         self.forgotten = [0 for _ in self.tokens]
 
-    def _refuse_options(self, options: Mapping[str, Any]) -> None:
-        for name in self.refused_options:
-            if name in options:
+    def _check_options(self, options: Mapping[str, Any]) -> None:
+        for name in options:
+            if name not in self.options:
                 raise ValueError(
-                    f"{name}: given, expected none: a {type(self).__name__} sets it, or has no such"
-                    " thing"
+                    f"{name}: given to a {type(self).__name__}, expected no option but "
+                    f"{', '.join(self.options)}"
                 )
 
     def _check(self, k: Tensor, v: Tensor, offset: int | Tensor | None) -> list[int]:
@@ -213,19 +214,19 @@ class KVCache(TokenLists):
         Args:
             q, k, v, offset: as in `update`; q holds the queries of the same tokens.
             attention: `reference.attention`, or a function with its arguments.
-            options: its options (scale, window, softcap, sink, alibi_slopes, return_lse). The
-                default window is that of the cache.
+            options: those of `options`: scale, window, softcap, sink, alibi_slopes, return_lse.
+                The default window is that of the cache.
 
         Returns:
             o in the dtype of q, and the LSE, in the dtype of that of `attention`, if asked for.
             Padding rows are 0, their LSE -inf.
 
         Raises:
-            TypeError, ValueError: as `update` and `attention` do; q not of the tokens of k; an
-                option of `refused_options`; a window of more keys than it keeps. The cache is
-                then as it was.
+            TypeError, ValueError: as `update` and `attention` do; q not of the tokens of k;
+                another option than these; a window of more keys than it keeps. The cache is then
+                as it was.
         """
-        self._refuse_options(options)
+        self._check_options(options)
         of_keys = attention or softmax_attention
         if self.window is not None:
             window = options.get("window")

@@ -22,7 +22,7 @@ class LatentCache(KVCache):
     Source: DeepSeek-V2, arXiv 2405.04434, section 2.1.
     """
 
-    refused_options = (*KVCache.refused_options, "attention")
+    options = ("scale", "return_lse")
 
     def __init__(self, batch: int) -> None:
         super().__init__(batch)
@@ -44,12 +44,12 @@ class LatentCache(KVCache):
         Args:
             q_n, q_r, c, k_r, w_uk, w_uv: as in `mla`, of the new tokens.
             offset: as in `update`.
-            options: of `mla` (scale, return_lse).
+            options: those of `options`, of `mla`: scale, return_lse.
 
         Returns, Raises: as `KVCache.attend`, by `mla`.
         """
 
-        self._refuse_options(options)
+        self._check_options(options)
 
         def attention(
             q: Tensor, k: Tensor, v: Tensor, **given: Any

@@ -36,7 +36,7 @@ class StreamingCache(TokenLists):
     """
 
     window: int
-    refused_options = (*TokenLists.refused_options, "window", "return_lse")
+    options = ("scale", "softcap", "sink", "alibi_slopes")
 
     def __init__(self, batch: int, sinks: int, window: int) -> None:
         super().__init__(batch)
@@ -62,15 +62,15 @@ class StreamingCache(TokenLists):
             q, k, v: of the new tokens, not rotated.
             cos, sin: tables of at least `sinks + window` places, see `rotary_embedding`.
             offset: how many of the T tokens are real, see `KVCache.update`; the o of others is 0.
-            options: of `attention`; the cache sets `causal` and `window`, and returns no LSE.
+            options: those of `options`, of `attention`: scale, softcap, sink, alibi_slopes.
 
         Raises:
             TypeError: `offset` is no int and no integer tensor.
             ValueError: another batch than the cache has, or other heads, head dims or dtypes than
-                its tokens; tables too short; an `offset` below 0 or above T; `causal`,
-                boundaries, `g`, `window` or `return_lse`. The cache is then as it was.
+                its tokens; tables too short; an `offset` below 0 or above T; another
+                option than these. The cache is then as it was.
         """
-        self._refuse_options(options)
+        self._check_options(options)
         counts = self._check(k, v, offset)
         if q.dim() != 4 or q.shape[:2] != k.shape[:2]:
             raise ValueError(f"q: shape {list(q.shape)}, expected B and T of k, {list(k.shape)}")

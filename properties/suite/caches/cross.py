@@ -108,7 +108,7 @@ class CrossAttentionMachine(PagedMachine):
     def idle_step(self, offset: Tensor) -> None:
         """Nothing is appended in steps."""
 
-    refused_options = (*PagedMachine.refused_options, "window", "alibi_slopes")
+    attention_options = ("scale", "softcap", "sink", "return_lse", "num_splits", "mode", "tile")
 
     def attention_arguments(self, q: Tensor, k: Tensor, v: Tensor) -> dict[str, Any]:
         return {"q": q}
@@ -126,7 +126,6 @@ class CrossAttentionMachine(PagedMachine):
             ("q", lambda: cache.attend(torch.cat([q, q]))),
             ("offset", lambda: cache.attend(q, offset=q.shape[1] + 1)),
             ("softcap", lambda: cache.attend(q, softcap=0.0)),
-            ("parents", lambda: cache.attend(q, parents=None)),
         ]
 
     def attention_that_refuses(self) -> None:

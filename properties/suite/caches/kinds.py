@@ -2,7 +2,7 @@
 
 import random
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from itertools import chain
 from types import MappingProxyType
 from typing import Any, ClassVar
@@ -173,15 +173,7 @@ class PagedMachine(KVMachine):
                     needed += 1
         return needed <= self.cache.free_pages
 
-    def refused_attention(
-        self, q: Tensor, k: Tensor, v: Tensor
-    ) -> list[tuple[str, Callable[[], object]]]:
-        cache: Any = self.cache
-        return [
-            *super().refused_attention(q, k, v),
-            ("lengths", lambda: cache.attend(q, k, v, lengths=cache.length)),
-            ("block_table", lambda: cache.attend(q, k, v, block_table=cache.block_table)),
-        ]
+    attention_options = (*KVMachine.attention_options, "num_splits")
 
     def kernel_options(self, seed: int) -> dict[str, Any]:
         return {"num_splits": (1, 1, 2, 5)[seed % 4]}
@@ -260,16 +252,6 @@ class QuantizedMachine(PagedMachine):
         self.model = reference.QuantizedCache(self.batch, **self.options)
         self.everything = reference.QuantizedCache(self.batch, **self.options)
         return self.new(room, page_size)
-
-    def refused_attention(
-        self, q: Tensor, k: Tensor, v: Tensor
-    ) -> list[tuple[str, Callable[[], object]]]:
-        cache: Any = self.cache
-        return [
-            *super().refused_attention(q, k, v),
-            ("k_scale", lambda: cache.attend(q, k, v, k_scale=None)),
-            ("v_scale", lambda: cache.attend(q, k, v, v_scale=None)),
-        ]
 
     def draw_tokens(self, tokens: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v = super().draw_tokens(tokens, seed)

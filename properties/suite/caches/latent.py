@@ -130,7 +130,7 @@ class LatentMachine(PagedMachine):
             bound = 8 * relative_error(terms, True)
             assert ((lse - want_lse[0]).abs() <= bound).all(), f"LSE {lse}, want {want_lse[0]}"
 
-    refused_options = (*PagedMachine.refused_options, "attention")
+    attention_options = ("scale", "return_lse", "num_splits", "mode", "tile")
 
     def attention_arguments(self, q: Tensor, k: Tensor, v: Tensor) -> dict[str, Any]:
         return self.queries(q.shape[1], 0) | {"c": k, "k_r": v}
@@ -145,6 +145,8 @@ class LatentMachine(PagedMachine):
             return lambda: cache.attend(**(given | changes))
 
         return [
+            ("attention", wrong(attention=None)),
+            ("attention", lambda: self.model.attend(**given, attention=None)),
             ("q_n", wrong(q_n=None)),
             ("q_r", wrong(q_r=given["q_r"][:, :1])),
             ("c", wrong(c=k[:, :, 0])),

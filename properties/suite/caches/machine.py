@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
+from inspect import signature
 from typing import Any, ClassVar
 from unittest.mock import patch
 
@@ -21,6 +22,7 @@ from hypothesis.stateful import (
 )
 from torch import Tensor
 
+import kernels
 import reference
 from kernels.cache import CacheView, KVCache
 from properties.cases.layouts import LAYOUTS, relaid
@@ -45,6 +47,10 @@ SEEDS = st.integers(0, 2**16)
 LAYOUT = st.sampled_from(sorted(LAYOUTS))
 LAYOUTS_OF_ALL = st.tuples(LAYOUT, LAYOUT, LAYOUT) | st.sampled_from(["packed", "one tensor"])
 SCALE = 1 / 64
+# Arguments that an attention takes, and that `attend` of a cache may not.
+_ARGUMENTS = {"unknown"}.union(
+    *(signature(op).parameters for op in (kernels.attention, kernels.paged_attention, kernels.mla))
+)
 
 
 @dataclass(frozen=True)
@@ -643,14 +649,17 @@ class KVMachine(RuleBasedStateMachine):
         assert launched == [], f"a refused call launched {launched}"
         self.attention_that_refuses()
 
-    refused_options: ClassVar[tuple[str, ...]] = (
-        "causal",
-        "cu_seqlens",
-        "cu_seqlens_k",
-        "g",
-        "parents",
+    attention_options: ClassVar[tuple[str, ...]] = (
+        "scale",
+        "window",
+        "softcap",
+        "sink",
+        "alibi_slopes",
+        "return_lse",
+        "mode",
+        "tile",
     )
-    """Options of an attention that a cache sets, or has no such thing."""
+    """Options of an attention that a cache takes; it sets the others, or has no such thing."""
 
     def attention_arguments(self, q: Tensor, k: Tensor, v: Tensor) -> dict[str, Any]:
         """Arguments of `attend` for so many tokens."""
@@ -661,12 +670,12 @@ class KVMachine(RuleBasedStateMachine):
     ) -> list[tuple[str, Callable[[], object]]]:
         """Refused by the cache, and by its model as well."""
         given = self.attention_arguments(q, k, v)
-
         both: tuple[Any, ...] = (self.model, self.cache)
         return [
             (name, partial(each.attend, **given, **{name: None}))
-            for name in self.refused_options
             for each in both
+            for name in _ARGUMENTS
+            - {*given, *self.attention_options, *signature(each.attend).parameters}
         ]
 
     def refused_attention(

@@ -134,7 +134,7 @@ class StreamingMachine(KVMachine):
             each.crop(1)
         self.lengths_count_all_tokens()
 
-    refused_options = (*KVMachine.refused_options, "window", "return_lse")
+    attention_options = ("scale", "softcap", "sink", "alibi_slopes", "mode", "tile")
 
     def attention_arguments(self, q: Tensor, k: Tensor, v: Tensor) -> dict[str, Any]:
         return {"q": q, "k": k, "v": v, "cos": self.cos, "sin": self.sin}

@@ -2,7 +2,7 @@
 
 import copy
 import json
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, ClassVar
 
 import pytest
@@ -187,7 +187,10 @@ class RotaryMachine(RuleBasedStateMachine):
         seed=SEEDS,
     )
     def refuse(self, wrong: str, trains: bool, seed: int) -> None:
-        """A wrong tensor behind a right one: nothing is turned."""
+        """A wrong tensor behind a right one: nothing is turned. A length is a count."""
+        wrong_lengths: tuple[Any, ...] = (-1, 2.0, True)
+        for length in wrong_lengths:
+            check_refusal("length", partial(self.module.reserve, length))
         q = self.normal(seed, 1, 2, 2).requires_grad_(trains) * 1
         k = self.normal(seed, 1, 2, 1)
         argument = "inplace"
