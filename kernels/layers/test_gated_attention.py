@@ -15,14 +15,6 @@ from kernels.layers.gated_attention import ZeroCentredRMSNorm
 
 # T, H, G, K and the batch all differ: a layer that mistakes one for another is wrong everywhere.
 HIDDEN, HEADS, KV_HEADS, HEAD_DIM, TOKENS, BATCH = 20, 4, 2, 8, 11, 3
-DYNAMIC = {"rope_type": "dynamic", "factor": 2.0, "original_max_position_embeddings": 4}
-LONGROPE = {
-    "rope_type": "longrope",
-    "short_factor": [1.0, 1.0],
-    "long_factor": [2.0, 4.0],
-    "original_max_position_embeddings": 6,
-    "factor": 4.0,
-}
 CACHES = ["contiguous", "paged", "sliding"]
 
 
@@ -101,21 +93,6 @@ def test_prompts_of_several_lengths_go_on_from_their_own_positions(
             got = torch.cat([first[n, :length], second[n]])
             torch.testing.assert_close(got, whole, rtol=1e-5, atol=1e-5)
             assert not first[n, length:].any()
-
-
-@pytest.mark.parametrize("scaling", [DYNAMIC, LONGROPE], ids=["dynamic", "longrope"])
-@pytest.mark.parametrize("kind", CACHES)
-def test_padding_sets_no_scaling(kind: str, scaling: Any, device: torch.device) -> None:
-    window = 3 if kind == "sliding" else None
-    layer = _layer(device, window=window, rope_scaling=scaling)
-    x, alone, padded = _x(device, BATCH, TOKENS), _cache(kind, device), _cache(kind, device)
-    with torch.no_grad():
-        # One sequence is empty in the first call, and has tokens but no new ones in the third.
-        for counts in ([2, 0, 3], [1, 1, 1], [0, 0, 2]):
-            offset = torch.tensor(counts)
-            want = layer(x[:, : max(counts)], cache=alone, offset=offset)
-            got = layer(x, cache=padded, offset=offset)
-            torch.testing.assert_close(got[:, : max(counts)], want)
 
 
 def test_packed_sequences_are_kept_apart(device: torch.device) -> None:
@@ -268,17 +245,3 @@ def test_the_norm_is_computed_in_float32_and_rounded_once(dtype: torch.dtype) ->
     want = (1 + weight) * wide / (wide.square().mean(-1, keepdim=True) + norm.eps).sqrt()
     # All but a few that float32 puts on the other side of a tie.
     assert (norm(x) == want.to(dtype)).double().mean() > 0.99
-
-
-def test_a_sequence_without_new_tokens_sets_no_scaling(device: torch.device) -> None:
-    layer, x = _layer(device, rope_scaling=DYNAMIC), _x(device, BATCH, 2)
-    kv = torch.randn(BATCH, TOKENS - 2, KV_HEADS, HEAD_DIM, device=device)
-
-    def first(ended: int) -> Tensor:
-        """The output of the first sequence beside one that has ended."""
-        cache = _cache("contiguous", device)
-        cache.update(kv, kv, offset=torch.tensor([0, ended, 0]))
-        with torch.no_grad():
-            return layer(x, cache=cache, offset=torch.tensor([2, 0, 0]))[0]
-
-    assert torch.equal(first(TOKENS - 2), first(0))

@@ -21,6 +21,12 @@ HIDDEN, HEADS, KV_HEADS, HEAD_DIM = 20, 4, 2, 8
 BASE = 100.0
 # With all tokens of a case as its original maximum: only padding could reach beyond it.
 DYNAMIC = {"rope_type": "dynamic", "factor": 4.0}
+LONGROPE = {
+    "rope_type": "longrope",
+    "short_factor": [1.0, 1.0],
+    "long_factor": [2.0, 4.0],
+    "factor": 4.0,
+}
 OPTIONS = st.fixed_dictionaries(
     {
         "partial_rotary_factor": st.sampled_from([0.25, 0.5, 1.0]),
@@ -200,5 +206,49 @@ def test_the_layer_is_its_formula_with_every_cache(dtype: torch.dtype, subject: 
         for name, got in judged:
             comparison = compare(name, got.detach(), want[name], allowed[name])
             assert comparison.passed, (name, comparison.reason, comparison.ratio)
+
+    holds()
+
+
+@pytest.mark.parametrize("kind", ["contiguous", "paged", "sliding"])
+def test_the_last_new_token_of_all_sequences_sets_the_scaling(kind: str, subject: Subject) -> None:
+    """Not their padding, nor a sequence without new tokens."""
+    most, device = 6, subject.device
+
+    @given(
+        lengths=st.lists(st.integers(0, most), min_size=3, max_size=3),
+        counts=st.lists(st.integers(0, 4), min_size=3, max_size=3).filter(any),
+        padding=st.sampled_from([2, 0]),
+        scaling=st.sampled_from([DYNAMIC, LONGROPE]),
+        seed=st.integers(0, 99),
+    )
+    def holds(
+        lengths: list[int], counts: list[int], padding: int, scaling: dict[str, Any], seed: int
+    ) -> None:
+        n = max(range(3), key=lambda n: lengths[n] + counts[n] if counts[n] else 0)
+        layer = GatedAttention(
+            HIDDEN,
+            HEADS,
+            num_kv_heads=KV_HEADS,
+            head_dim=HEAD_DIM,
+            partial_rotary_factor=0.5,
+            rope_scaling={**scaling, "original_max_position_embeddings": 4},
+            window=4 if kind == "sliding" else None,
+        )
+        tensors = _values(layer, torch.float32, 3, max(counts) + padding, seed)
+        layer.load_state_dict({name: tensors[name] for name, _ in layer.named_parameters()})
+        layer, x = layer.to(device), tensors["x"].to(device)
+        keys = torch.randn(
+            3, most, KV_HEADS, HEAD_DIM, generator=torch.Generator().manual_seed(seed)
+        )
+        caches = [_cache(kind, 3, 4, torch.float32, device) for _ in range(2)]
+        for cache in caches:
+            cache.update(keys.to(device), keys.to(device), offset=torch.tensor(lengths))
+        together, alone = caches
+        alone.reorder(torch.tensor([n]))
+        with torch.no_grad():
+            y = layer(x, cache=together, offset=torch.tensor(counts))[n, : counts[n]]
+            want = layer(x[n : n + 1, : counts[n]], cache=alone)[0]
+        torch.testing.assert_close(y, want)
 
     holds()
