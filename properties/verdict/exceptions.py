@@ -12,9 +12,13 @@ _MOST_NAME = 100
 
 
 def first_cause(error: BaseException) -> BaseException:
-    """The exception that others were raised from, as by Triton for each call within a kernel."""
+    """The exception that others were raised from, as by Triton for each call within a kernel, or
+    the first of a group.
+    """
     for _ in range(_MOST_CAUSES):
         cause = BaseException.__dict__["__cause__"].__get__(error)
+        if cause is None and isinstance(error, BaseExceptionGroup):
+            cause = BaseExceptionGroup.__dict__["exceptions"].__get__(error)[0]
         if cause is None:
             break
         error = plain(cause)

@@ -144,6 +144,13 @@ def test_causes_of_an_error_may_turn_in_a_ring() -> None:
     assert told.startswith("differential: ValueError: no\n")
 
 
+def test_the_first_error_of_a_group_is_told() -> None:
+    group = ExceptionGroup("two", [ExceptionGroup("one", [KeyError("why")]), ValueError("no")])
+    told = error_report(repro(DENSE), group, ())
+    assert told.startswith("differential: ExceptionGroup: two (2 sub-exceptions)\n")
+    assert "  because   KeyError: 'why'\n" in told
+
+
 class _Nameless(type):
     @property
     def __name__(cls) -> str:  # type: ignore[override]
