@@ -5,9 +5,9 @@ from properties.laws.law import Law, Run
 
 
 def check(run: Run) -> float:
-    inputs, cotangents = run.inputs(), run.cotangents()
-    got = run.call(inputs, cotangents)
-    return compare_with_oracle(run, inputs, cotangents, got)
+    got = run.call(run.inputs(), run.cotangents())
+    # Built again: a call that writes to its arguments breaks `untouched_inputs`, and may be right.
+    return compare_with_oracle(run, run.inputs(), run.cotangents(), got)
 
 
 LAW = Law("differential", check)

@@ -996,6 +996,27 @@ def test_an_exception_of_an_odd_type_is_told_as_it_is() -> None:
         judge("differential", NORM, Subject(_normalized(refuse), CPU))
 
 
+class _GradientWrittenTo(torch.autograd.Function):
+    """Takes a gradient as it is, and leaves other numbers in its memory."""
+
+    @staticmethod
+    def forward(ctx: Any, y: Tensor) -> Tensor:
+        return y.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        taken = gradients[0].clone()
+        gradients[0].mul_(2)
+        return taken
+
+
+def test_right_results_are_right_though_the_call_writes_to_its_arguments() -> None:
+    subject = Subject(_normalized(_GradientWrittenTo.apply), CPU)
+    judge("differential", NORM, subject)
+    with pytest.raises(Violation, match="gradient of y: its memory was written to"):
+        judge("untouched_inputs", NORM, subject)
+
+
 def test_pytest_reports_a_target_that_skips() -> None:
     subject = Subject(_normalized(lambda y: pytest.skip("no such machine")), CPU)
     job = Job("l2norm", "some", "differential", "float32")
