@@ -2,8 +2,8 @@
 
 A test depends on what it uses (`uses`), on what that imports, and so on (`closure`). If its
 parameters name ops, laws or targets, a package that imports all of them counts only as those; if
-they name no op, as the ops that its code names. A file that is no module is reached through the
-modules and tests that name it.
+they name no op, as the ops that its code names, or that it imports where it lies beside them. A
+file that is no module is reached through the modules and tests that name it.
 """
 
 import re
@@ -19,7 +19,7 @@ from properties.catalogue.op import Op
 from properties.changed.uses import names_of_tests, uses, words_of
 from properties.counted import counted
 from properties.laws import LAWS
-from properties.planting.closure import KERNELS, LISTS, REFERENCE, closure, imported, path_of
+from properties.planting.closure import KERNELS, LISTS, PAGES, REFERENCE, closure, imported, path_of
 from properties.planting.op_modules import OpModules, kernels_of, oracles_of
 from properties.targets import NAMES
 
@@ -174,17 +174,19 @@ def _files_of_tests() -> tuple[Path, ...]:
 def _dependencies(path: Path, test: str, named: frozenset[str], target: str) -> frozenset[str]:
     """The modules that a test depends on, with these names in its parameters."""
     used = uses(path, test)
+    own = HOME + ".".join(path.relative_to(ROOT).with_suffix("").parts)
     ops = [op for op in OPS if op in named]
     if ops or not used.all_ops:
         ops += used.picked - named
     if not (ops or used.all_ops or KERNELS in used.modules):
-        ops = [op for op in OPS if op in used.words]
+        # A test beside kernels or pages is about the ops that it imports.
+        imports = used.modules if package_of(own) in PAGES else frozenset()
+        ops = [op for op in OPS if op in used.words or not imports.isdisjoint(_own_modules(op))]
     laws = [law for law in LAWS if law in named]
     words = used.words | named
     targets = {NAMES[name] for name in NAMES if name in words}
     if _TARGET in words or not (targets or any(map(_MODULE.fullmatch, named))):
         targets.add(NAMES.get(target, target))
-    own = HOME + ".".join(path.relative_to(ROOT).with_suffix("").parts)
     instead: dict[str, Iterable[str]] = {
         # Its tests import what they use.
         own: frozenset[str](),

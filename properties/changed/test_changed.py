@@ -282,6 +282,16 @@ def test_a_test_of_a_tool_is_reached_by_the_ops_that_it_is_marked_with() -> None
     assert not _reaches("kernels/softmax/forward.py", runs)
 
 
+def test_a_test_beside_kernels_is_reached_by_the_ops_that_it_imports() -> None:
+    saves = "kernels/delta/test_rule.py::test_saved_systems_change_no_bit"
+    assert _reaches("kernels/delta/delta_rule.py", saves)
+    assert _reaches("kernels/primitives/triangular.py", saves)
+    assert not _reaches("kernels/linear/hgrn.py", saves)
+    # One that imports no op runs for all.
+    none = "kernels/test_op.py::test_none_in_the_place_of_a_tensor_is_refused"
+    assert _reaches("kernels/linear/hgrn.py", none)
+
+
 @pytest.mark.parametrize(
     "test",
     [

@@ -25,6 +25,9 @@ from properties.aot.planted import (
 from properties.aot.worker import CompilerProcess
 from properties.architectures import ARCHITECTURES
 
+# A test of what checks a compilation, by kernels of its own.
+_OF_THE_CHECKS = pytest.mark.ops("l2norm")
+
 
 @pytest.fixture(scope="session")
 def worker() -> Iterator[CompilerProcess]:
@@ -89,12 +92,14 @@ def test_a_kernel_that_nothing_launches_is_named(worker: CompilerProcess) -> Non
     assert not any(name.startswith("kernels.cache") for name in missed)
 
 
+@_OF_THE_CHECKS
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_a_sound_kernel_passes(architecture: str, worker: CompilerProcess) -> None:
     assert worker.call(check, [multiply], architecture) == CompileResult(1, [])
 
 
 # AMD's compiler has no such minimum.
+@_OF_THE_CHECKS
 @pytest.mark.parametrize("architecture", [a for a in ARCHITECTURES if a.startswith("sm_")])
 def test_a_dot_of_operands_8_wide_is_reported(architecture: str, worker: CompilerProcess) -> None:
     answer = worker.call(check, [multiply_8_wide], architecture)
@@ -103,6 +108,7 @@ def test_a_dot_of_operands_8_wide_is_reported(architecture: str, worker: Compile
     assert "16" in answer.faults[0]
 
 
+@_OF_THE_CHECKS
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_too_much_shared_memory_is_reported(architecture: str, worker: CompilerProcess) -> None:
     answer = worker.call(check, [multiply_too_much], architecture)
@@ -112,12 +118,14 @@ def test_too_much_shared_memory_is_reported(architecture: str, worker: CompilerP
     assert int(needed) > limit
 
 
+@_OF_THE_CHECKS
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_spilled_registers_are_reported(architecture: str, worker: CompilerProcess) -> None:
     answer = worker.call(check, [keep_too_many_registers], architecture)
     assert any("spills" in fault for fault in answer.faults)
 
 
+@_OF_THE_CHECKS
 def test_a_compiler_that_crashes_is_reported_and_survived(worker: CompilerProcess) -> None:
     with pytest.raises(RuntimeError, match="compiler ended its process"):
         worker.call(crash)

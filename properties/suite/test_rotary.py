@@ -14,6 +14,8 @@ from properties.laws import Subject
 from properties.suite.layers.scalings import KINDS, factors
 from reference.position.test_tables import LLAMA3, YARN
 
+pytestmark = pytest.mark.ops("rotary_embedding")
+
 # The module's tables start with this many rows and then double.
 ROWS = 2048
 FLOATS = {2: torch.bfloat16, 4: torch.float32, 8: torch.float64}

@@ -17,6 +17,8 @@ from properties.laws import Subject
 from properties.verdict import BY_DTYPE, Computation, budgets, compare
 from reference.layers import gated_attention
 
+pytestmark = pytest.mark.ops("attention", "rotary_embedding")
+
 HIDDEN, HEADS, KV_HEADS, HEAD_DIM = 20, 4, 2, 8
 BASE = 100.0
 # With all tokens of a case as its original maximum: only padding could reach beyond it.
