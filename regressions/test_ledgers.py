@@ -188,7 +188,7 @@ def test_known_failure_looks_at_empty_tensors(
     for empty in (
         replace(case, lengths=nothing, key_lengths=None),
         replace(case, key_lengths=no_keys),
-        replace(case, dims={**case.dims, "B": 1 if case.packed else 0}),
+        case.with_dims(B=1 if case.packed else 0),
     ):
         given = {"mode": case.mode, **subject.inputs(op, op.settle(empty)).given()}
         assert entry.shows(given) in (True, False)

@@ -131,7 +131,7 @@ def _wanted(
         if "gated" in tile.kernels:
             yield _ungated(op, loaded)
         if "biased" in tile.kernels:
-            yield replace(loaded, given=(), options={**loaded.options, "softcap": None})
+            yield replace(loaded, given=()).with_options(softcap=None)
         if thorough:
             for dim in (16, 32, 64, 128, tile.max_dim):
                 if dim <= tile.max_dim:
@@ -144,7 +144,7 @@ def _wanted(
         return
     middle = _bare(op, mode, dtype, 64)
     for option in _options(op, mode):
-        yield replace(middle, options={**middle.options, option.name: _switched(option, middle)})
+        yield middle.with_options(**{option.name: _switched(option, middle)})
     for argument in op.arguments:
         if argument.optional and argument.name not in mode.refuses:
             yield replace(middle, given=(argument.name,))
@@ -195,7 +195,7 @@ def _ungated(op: Op, case: Case) -> Case:
 
 
 def _packed(case: Case) -> Case:
-    return replace(case, dims={**case.dims, "B": 1}, lengths=case.lengths * 2, packed=True)
+    return replace(case, lengths=case.lengths * 2, packed=True).with_dims(B=1)
 
 
 def _options(op: Op, mode: Mode) -> list[Option]:

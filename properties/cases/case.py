@@ -73,6 +73,12 @@ class Case:
     numbers: str = "python"
     seed: int = 0
 
+    def with_options(self, **options: Any) -> "Case":
+        return replace(self, options={**self.options, **options})
+
+    def with_dims(self, **dims: int) -> "Case":
+        return replace(self, dims={**self.dims, **dims})
+
     @property
     def torch_dtype(self) -> torch.dtype:
         dtype = getattr(torch, self.dtype)

@@ -159,9 +159,9 @@ def _perhaps_empty(draw: DrawFn, op: Op, case: Case) -> Case:
     empty += ["heads"] * ("H" in op.dims)
     match draw(any_of(*[None] * 10, *empty)):
         case "heads":
-            return replace(case, dims={**case.dims, "H": 0})
+            return case.with_dims(H=0)
         case "rows":
-            return replace(case, dims={**case.dims, "B": 0})
+            return case.with_dims(B=0)
         case "tokens":
             return replace(case, lengths=(0,) * len(case.lengths))
         case "keys":

@@ -180,7 +180,7 @@ def _members(
 ) -> Case:
     """Draw what no program is specialised on: rows, lengths, numbers, layouts, the call."""
     op, extent, case = bundle.op, bundle.extent, bundle.case
-    case = replace(case, dims={**case.dims, "B": _rows(draw, op, case, widest, extent)})
+    case = case.with_dims(B=_rows(draw, op, case, widest, extent))
     exact = False
     if "tokens" in extent:
         # Exact integers need no budget: thousands of tokens are cheap for them, hundreds for
@@ -263,7 +263,7 @@ def _with_arguments(draw: DrawFn, op: Op, mode: Mode, case: Case) -> tuple[Case,
             if option.number or not (value is None or isinstance(value, bool | str)):
                 varying.append(option)
                 value = option.default
-            case = replace(case, options={**case.options, option.name: value})
+            case = case.with_options(**{option.name: value})
     return case, varying
 
 
@@ -282,7 +282,7 @@ def _with_varying(draw: DrawFn, varying: Sequence[Option], case: Case) -> Case:
         values = option.draw(case)
         if not option.number:
             values = _not_none(values)
-        case = replace(case, options={**case.options, option.name: draw(values)})
+        case = case.with_options(**{option.name: draw(values)})
     return case
 
 
@@ -420,5 +420,5 @@ def _earlier(draw: DrawFn, op: Op, mode: Mode, case: Case) -> dict[str, Any] | N
     if kind == "numbers" or not options:
         return {}
     option = options[draw(any_of(*options))]
-    other = op.settle(replace(case, options={**case.options, option.name: draw(option.draw(case))}))
+    other = op.settle(case.with_options(**{option.name: draw(option.draw(case))}))
     return {option.name: other.options[option.name]}

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from functools import partial
 
 import torch
@@ -124,7 +123,7 @@ MAMBA2 = declare(
 
 def _with_pairs(case: Case) -> Case:
     """Pairs of channels fit into the keys."""
-    return replace(case, dims={**case.dims, "P": min(case.dims["P"], case.dims["K"] // 2)})
+    return case.with_dims(P=min(case.dims["P"], case.dims["K"] // 2))
 
 
 def _too_many_pairs(case: Case, inputs: Inputs) -> Iterator[BadCall]:
@@ -182,7 +181,7 @@ GSA = declare(
 
 def _with_waves(case: Case) -> Case:
     """A ring has an odd number of slots."""
-    return replace(case, dims={**case.dims, "M": case.dims["M"] | 1})
+    return case.with_dims(M=case.dims["M"] | 1)
 
 
 def _even_rings(case: Case, inputs: Inputs) -> Iterator[BadCall]:

@@ -1,7 +1,6 @@
 """Attention to keys and values in pages."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from random import Random
 
 import torch
@@ -111,7 +110,7 @@ def _finish(case: Case, sizes: Mapping[str, int], tensors: dict[str, Tensor]) ->
 def _settle(case: Case) -> Case:
     """A tree is causal."""
     if "parents" in case.given:
-        return replace(case, options={**case.options, "causal": True})
+        return case.with_options(causal=True)
     return case
 
 

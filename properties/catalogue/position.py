@@ -116,7 +116,7 @@ def _settle(case: Case) -> Case:
         options["seqlen_offsets"] = [*offsets, *[0] * missing][: case.sequences]
     if "position_ids" in case.given and "seqlen_offsets" in options:
         options["seqlen_offsets"] = 0
-    return replace(case, dims={**case.dims, "P": pairs}, options=options, float32=float32)
+    return replace(case, options=options, float32=float32).with_dims(P=pairs)
 
 
 def _table_rows(case: Case) -> dict[str, int]:

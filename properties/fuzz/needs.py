@@ -24,7 +24,7 @@ def parts(case: Case) -> dict[str, Case]:
 
 def _parts(case: Case) -> Iterator[tuple[str, Case]]:
     if not case.packed and case.dims.get("B") == 0:
-        yield "no rows", replace(case, dims={**case.dims, "B": 1})
+        yield "no rows", case.with_dims(B=1)
     if not any(case.lengths):
         yield "no tokens", replace(case, lengths=(1,) * len(case.lengths))
     elif 0 in case.lengths:

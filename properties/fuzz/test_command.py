@@ -164,7 +164,7 @@ def test_an_option_that_no_call_can_have_is_rejected(
     mode = OPS[op].modes[0].name
     case = OPS[op].full(mode, dict.fromkeys(OPS[op].dims, 4), (3,), packed=False)
     with pytest.raises(SystemExit) as ended:
-        main(["--case", replace(case, options={**case.options, **options}).to_json()])
+        main(["--case", case.with_options(**options).to_json()])
     assert ended.value.code == 2
     assert f"case: options: {told}" in capsys.readouterr().err
 

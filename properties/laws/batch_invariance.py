@@ -19,7 +19,7 @@ from properties.cases.inputs import Inputs, Results
 from properties.cases.sequences import join, separate
 from properties.catalogue.op import LEVELS, Op
 from properties.laws.expect import compare_with_oracle, expect_identical
-from properties.laws.law import Law, Run, with_a_row, with_options, with_own_elements
+from properties.laws.law import Law, Run, with_a_row, with_known_options, with_own_elements
 
 _OPTIONS = {"causal": True}
 
@@ -117,7 +117,7 @@ def _repaged(run: Run, inputs: Inputs) -> Inputs:
 
 
 def _takes_pages(op: Op, case: Case, size: int) -> bool:
-    return op.settle(replace(case, dims={**case.dims, "C": size})).dims["C"] == size
+    return op.settle(case.with_dims(C=size)).dims["C"] == size
 
 
 def _takes_queries(op: Op, case: Case, count: int) -> bool:
@@ -172,7 +172,7 @@ def _in_other_splits(run: Run, inputs: Inputs) -> float:
 def adapt(op: Op, case: Case) -> Case:
     """A dense causal case with a row and a query, whose pairs are hidden by no tree."""
     dense = replace(
-        with_options(case.without("parents"), **_OPTIONS),
+        with_known_options(case.without("parents"), **_OPTIONS),
         packed=False,
         lengths=(max((1, *case.lengths)),),
         key_lengths=None if case.key_lengths is None else (max(case.key_lengths),),

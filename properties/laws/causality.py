@@ -10,7 +10,7 @@ from properties.cases.sequences import dims_of, spans, tensors_of
 from properties.cases.tensors import token_axis
 from properties.catalogue.op import Op, Role
 from properties.laws.expect import expect_identical
-from properties.laws.law import Law, Run, with_options, with_own_elements
+from properties.laws.law import Law, Run, with_known_options, with_own_elements
 
 _OPTIONS = {"causal": True}
 
@@ -117,7 +117,7 @@ def _past(op: Op, case: Case, results: Results, cuts: list[int]) -> Results:
 def adapt(op: Op, case: Case) -> Case:
     """Make the case causal, with rows that do not share memory and so can have different pasts."""
     case = with_own_elements(case)
-    return op.settle(with_options(case, **_OPTIONS))
+    return op.settle(with_known_options(case, **_OPTIONS))
 
 
 LAW = Law("causality", check, adapt, uses=("causal",), options=_OPTIONS)

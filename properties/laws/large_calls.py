@@ -61,7 +61,7 @@ def _error(run: Run, bits: int, doublings: int) -> simulator.SimulationError | N
     if case.packed:
         larger = replace(case, lengths=case.lengths * times)
     elif case.dims["B"] > 1:
-        larger = replace(case, dims={**case.dims, "B": case.dims["B"] * times})
+        larger = case.with_dims(B=case.dims["B"] * times)
     else:
         larger = replace(case, lengths=(case.lengths[0] * times,))
     larger = run.op.settle(larger)
@@ -107,8 +107,7 @@ def _sized(op: Op, case: Case, rows: int, lengths: tuple[int, ...]) -> Case:
         tile=case.tile,
         seed=case.seed,
         given=tuple(n for n in full.given if n in case.given),
-        options={**full.options, **kept},
-    )
+    ).with_options(**kept)
     return op.settle(made)
 
 

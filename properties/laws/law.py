@@ -229,7 +229,7 @@ def with_own_elements(case: Case) -> Case:
 
 def with_a_row(op: Op, case: Case) -> Case:
     """The case with a row of the batch, if it has none."""
-    return case if case.dims["B"] else op.settle(replace(case, dims={**case.dims, "B": 1}))
+    return case if case.dims["B"] else op.settle(case.with_dims(B=1))
 
 
 def without_float16_subnormals(op: Op, case: Case) -> Case:
@@ -250,7 +250,7 @@ def _is_exact(op: Op, case: Case) -> bool:
     return all(case.options.get(o.name, o.default) in o.exact for o in op.options if o.exact)
 
 
-def with_options(case: Case, **options: Any) -> Case:
+def with_known_options(case: Case, **options: Any) -> Case:
     """The case with other values of those options that it has."""
     known = {name: value for name, value in options.items() if name in case.options}
-    return replace(case, options={**case.options, **known})
+    return case.with_options(**known)

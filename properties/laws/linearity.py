@@ -9,7 +9,7 @@ from properties.cases.case import Case
 from properties.cases.layouts import relaid
 from properties.catalogue.op import Op
 from properties.laws.expect import expect_identical
-from properties.laws.law import Law, Run, with_options, without_float16_subnormals
+from properties.laws.law import Law, Run, with_known_options, without_float16_subnormals
 
 FACTOR = -2.0
 _OPTIONS = {"normalize": False, "activation": None}
@@ -35,7 +35,7 @@ def check(run: Run) -> float:
 
 def adapt(op: Op, case: Case) -> Case:
     """Remove the normalizer, whose channel of ones does not double, and the activation."""
-    case = without_float16_subnormals(op, with_options(case, **_OPTIONS))
+    case = without_float16_subnormals(op, with_known_options(case, **_OPTIONS))
     return op.settle(replace(case, same={}))
 
 

@@ -18,7 +18,7 @@ from properties.cases.case import Case
 from properties.cases.inputs import Inputs, Results
 from properties.catalogue.op import Op
 from properties.laws.expect import compare_with_oracle, expect_identical
-from properties.laws.law import Law, Run, with_options, within_bounds
+from properties.laws.law import Law, Run, with_known_options, within_bounds
 from properties.laws.shared_tensors import SharedTensors
 from reference.softmax import merge
 
@@ -97,7 +97,9 @@ def _parts_are_within_bounds(op: Op, case: Case) -> bool:
     """Whether an implementation takes fewer keys, and queries that see all of them."""
     keys = 0 if case.key_lengths is None else max(case.key_lengths)
     fewer = replace(case, key_lengths=(max(0, keys - 1),))
-    later = replace(with_options(fewer, causal=False), lengths=(max(1, max(case.lengths) - 1),))
+    later = replace(
+        with_known_options(fewer, causal=False), lengths=(max(1, max(case.lengths) - 1),)
+    )
     return within_bounds(op, fewer) and within_bounds(op, later)
 
 
@@ -169,16 +171,15 @@ def adapt(op: Op, case: Case) -> Case:
     if not op.own_keys:
         return replace(case, same={})
     keys = case.key_lengths or case.lengths
-    case = with_options(case.without(*_BY_PLACE), **_OPTIONS)
+    case = with_known_options(case.without(*_BY_PLACE), **_OPTIONS)
     return op.settle(
         replace(
             case,
             packed=False,
             lengths=(max((1, *case.lengths)),),
             key_lengths=(max((1, *keys)),),
-            dims={**case.dims, "B": max(1, case.dims["B"])},
             earlier=None,
-        )
+        ).with_dims(B=max(1, case.dims["B"]))
     )
 
 

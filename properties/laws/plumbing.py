@@ -46,7 +46,7 @@ def _compare_with_less(run: Run, inputs: Inputs, first: Results) -> float:
     """Compare a call with one that asks for no additional output."""
     op, case = run.op, run.case
     unasked = {o.name: False for o in op.options if o.auxiliary and o.name in inputs.options}
-    less = run.on(replace(case, options={**case.options, **unasked}))
+    less = run.on(case.with_options(**unasked))
     if not unasked or not within_bounds(op, less.case):
         return 0.0
     fewer = inputs.with_options(**unasked)
@@ -123,7 +123,7 @@ def _may_be_default(op: Op, case: Case, option: Option) -> bool:
     """Whether an option is not at its default but could be, with the others and the numbers
     unchanged.
     """
-    moved = replace(case, options={**case.options, option.name: option.default})
+    moved = case.with_options(**{option.name: option.default})
     if _value(case, option) == option.default or not within_bounds(op, moved):
         return False
     return case.values != "wide_range" or op.of_any_size(moved) == op.of_any_size(case)
@@ -134,7 +134,7 @@ def _with_default(op: Op, case: Case, inputs: Inputs, option: Option) -> tuple[I
 
     Both omit optional tensors whose size depends on the option, such as a state.
     """
-    other = op.settle(replace(case, options={**case.options, option.name: option.default}))
+    other = op.settle(case.with_options(**{option.name: option.default}))
     known = sizes(op, other)
     kept = dict(inputs.tensors)
     for argument in op.arguments:

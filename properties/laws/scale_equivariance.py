@@ -13,7 +13,13 @@ from properties.cases.inputs import Results
 from properties.cases.layouts import relaid
 from properties.catalogue.op import Op, Role
 from properties.laws.expect import compare_with_oracle, expect_identical
-from properties.laws.law import Law, Run, with_options, within_bounds, without_float16_subnormals
+from properties.laws.law import (
+    Law,
+    Run,
+    with_known_options,
+    within_bounds,
+    without_float16_subnormals,
+)
 
 _OPTIONS = {"normalize": False, "use_qk_l2norm_in_kernel": False}
 
@@ -65,7 +71,7 @@ def _literal(case: Case) -> float:
 def _factors(op: Op, case: Case, scale: float) -> Iterator[float]:
     """Factors that keep the scale within the implementation's bounds."""
     for factor in (-2.0, -4.0, 2.0, 4.0):
-        moved = replace(case, options={**case.options, "scale": scale / factor})
+        moved = case.with_options(scale=scale / factor)
         # A scale of -1 is the sentinel.
         if scale != -factor and within_bounds(op, moved):
             yield factor
@@ -73,7 +79,7 @@ def _factors(op: Op, case: Case, scale: float) -> Iterator[float]:
 
 def adapt(op: Op, case: Case) -> Case:
     """Allow queries of any length and sign, with no option that undoes them."""
-    case = without_float16_subnormals(op, with_options(case, **_OPTIONS))
+    case = without_float16_subnormals(op, with_known_options(case, **_OPTIONS))
     return op.settle(replace(case, same={}))
 
 

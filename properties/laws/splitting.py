@@ -20,7 +20,7 @@ from properties.cases.tensors import boundaries
 from properties.catalogue.op import Function, Op
 from properties.laws import packing
 from properties.laws.expect import compare_with_oracle
-from properties.laws.law import Law, Run, with_options, within_bounds
+from properties.laws.law import Law, Run, with_known_options, within_bounds
 from properties.laws.shared_tensors import SharedTensors
 
 _OPTIONS = {"causal": True, "output_final_state": True}
@@ -182,7 +182,7 @@ def adapt(op: Op, case: Case) -> Case:
     If keys cannot be packed apart from queries, use a dense batch with one cut.
     """
     rules = structures.resumable(case.options.get("structure"))
-    case = op.settle(with_options(case, **_OPTIONS, structure=rules))
+    case = op.settle(with_known_options(case, **_OPTIONS, structure=rules))
     if len(op.packed_by) < (2 if op.own_keys else 1):
         dims = {**case.dims, "B": max(1, case.dims["B"])}
         dense = replace(case, packed=False, dims=dims, lengths=(max((1, *case.lengths)),))

@@ -67,7 +67,7 @@ def causal_only(
 
 
 def always_causal(case: Case) -> Case:
-    return replace(case, options={**case.options, "causal": True})
+    return case.with_options(causal=True)
 
 
 def some() -> Adapter:
@@ -246,7 +246,7 @@ def positive_scale(case: Case) -> Case:
     scale = case.options["scale"]
     if scale in (None, -1) or scale > 0:
         return case
-    return replace(case, options={**case.options, "scale": abs(scale) or 1.0})
+    return case.with_options(scale=abs(scale) or 1.0)
 
 
 def two_tokens(case: Case) -> Case:
@@ -259,12 +259,12 @@ def no_more_keys(case: Case) -> Case:
 
 
 def with_all_outputs(case: Case) -> Case:
-    return replace(case, options={**case.options, **OPS[case.op].asks_for_all})
+    return case.with_options(**OPS[case.op].asks_for_all)
 
 
 def unnormalized(case: Case) -> Case:
     plain = {n: False for n in ("normalize", "use_qk_l2norm_in_kernel") if n in case.options}
-    return replace(case, options={**case.options, **plain})
+    return case.with_options(**plain)
 
 
 BOUNDS = (positive_scale, two_tokens, no_more_keys, with_all_outputs, unnormalized)
@@ -397,7 +397,7 @@ def a_query_of_each(case: Case) -> Case:
 
 def pages_of_16(case: Case) -> Case:
     size = case.dims["C"]
-    return replace(case, dims={**case.dims, "C": size if size in (16, 32, 64) else 16})
+    return case.with_dims(C=size if size in (16, 32, 64) else 16)
 
 
 def no_sink_beside_a_window(case: Case) -> Case:

@@ -6,7 +6,6 @@ its call.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -62,7 +61,7 @@ def test_kernels_run_where_their_tensors_are(
 def _in_place_too(case: Case) -> Iterator[Case]:
     yield case
     if "inplace" in case.options:
-        yield replace(case, options={**case.options, "inplace": True})
+        yield case.with_options(inplace=True)
 
 
 def test_a_cache_runs_where_its_tensors_are(

@@ -67,12 +67,8 @@ def _cases(op: Op, mode: Mode) -> dict[str, Case]:
         options=_required(op),
     )
     packed = replace(
-        dense,
-        dims={**dense.dims, "B": 1},
-        lengths=(4, 0, 6),
-        key_lengths=(5, 2, 8) if op.own_keys else None,
-        packed=True,
-    )
+        dense, lengths=(4, 0, 6), key_lengths=(5, 2, 8) if op.own_keys else None, packed=True
+    ).with_dims(B=1)
     loaded = _loaded(op, mode, dense)
     cases = {
         "dense": dense,

@@ -147,7 +147,7 @@ def _case(op: Op, mode: str, name: str) -> Case:
     if "seqlen_offsets" not in case.options or "position_ids" in case.given:
         return case
     # The first token's position fits, the last one's does not.
-    return replace(case, options={**case.options, "seqlen_offsets": 2 ** (extent.bits - 1) - 5})
+    return case.with_options(seqlen_offsets=2 ** (extent.bits - 1) - 5)
 
 
 def _with_everything(op: Op, case: Case) -> Case:

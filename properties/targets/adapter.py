@@ -199,7 +199,7 @@ class Implementation:
         case = self._bounded(op, case)
         if not case.earlier:
             return case
-        before = self._bounded(op, replace(case, options={**case.options, **case.earlier}))
+        before = self._bounded(op, case.with_options(**case.earlier))
         suits = replace(before, options=case.options) == case and not _outgrows(op, before, case)
         # A case that an earlier night kept may have options that the adapter had then.
         names = [name for name in case.earlier if name in before.options]

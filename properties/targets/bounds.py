@@ -13,19 +13,19 @@ Bound = Callable[[Case], Case]
 
 def fixed_options(**options: Any) -> Bound:
     """Options with one value in every case."""
-    return lambda case: replace(case, options={**case.options, **options})
+    return lambda case: case.with_options(**options)
 
 
 def fixed_dims(**sizes: int) -> Bound:
     """Dims with one size in every case."""
-    return lambda case: replace(case, dims={**case.dims, **sizes})
+    return lambda case: case.with_dims(**sizes)
 
 
 def changed_dims(letters: Iterable[str], change: Callable[[int], int]) -> Bound:
     """Dims whose sizes are changed alike."""
 
     def bound(case: Case) -> Case:
-        return replace(case, dims={**case.dims, **{n: change(case.dims[n]) for n in letters}})
+        return case.with_dims(**{n: change(case.dims[n]) for n in letters})
 
     return bound
 
@@ -48,7 +48,7 @@ def not_empty(case: Case) -> Case:
 
 def equal_widths(case: Case) -> Case:
     """Values as wide as keys."""
-    return replace(case, dims={**case.dims, "V": case.dims["K"]})
+    return case.with_dims(V=case.dims["K"])
 
 
 def own_keys(case: Case) -> Case:
@@ -66,7 +66,7 @@ def positive_scale(case: Case) -> Case:
     scale = case.options.get("scale")
     if scale is None or scale == -1 or scale > 0:
         return case
-    return replace(case, options={**case.options, "scale": abs(scale) or 1.0})
+    return case.with_options(scale=abs(scale) or 1.0)
 
 
 def masks_of_keys(case: Case) -> Case:

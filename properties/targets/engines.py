@@ -73,10 +73,9 @@ def _latent(case: Case) -> Case:
     keys = min(max(case.dims["K"], values), 576)
     return replace(
         case,
-        dims={**case.dims, "G": 1, "K": keys, "V": values},
         same={"v_pages": "k_pages"},
         layouts={name: layout for name, layout in case.layouts.items() if name != "v_pages"},
-    )
+    ).with_dims(G=1, K=keys, V=values)
 
 
 LATENT: dict[str, Bound] = {

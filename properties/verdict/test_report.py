@@ -27,7 +27,7 @@ DENSE = Case.of(
     dtype="bfloat16",
     options={"scale": -1.5},
 )
-PACKED = replace(DENSE, dims={**DENSE.dims, "B": 1}, lengths=(70, 0, 59), packed=True, options={})
+PACKED = replace(DENSE, lengths=(70, 0, 59), packed=True, options={}).with_dims(B=1)
 
 
 def repro(case: Case) -> Repro:

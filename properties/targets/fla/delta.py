@@ -140,7 +140,7 @@ def _gentle_gates(case: Case) -> Case:
 def _mini_batches(case: Case) -> Case:
     size = case.options.get("mini_batch_size") or 16
     size = min(64, max(16, power_of_two(size)))
-    return replace(case, options={**case.options, "mini_batch_size": size})
+    return case.with_options(mini_batch_size=size)
 
 
 def _forward_of_packs(case: Case) -> Case:

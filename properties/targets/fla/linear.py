@@ -182,7 +182,7 @@ def _even_in_16_bits(case: Case, names: str = "KV") -> Case:
     if case.dtype == "float32":
         return case
     even = {n: case.dims[n] + case.dims[n] % 2 for n in names}
-    return replace(case, dims={**case.dims, **even})
+    return case.with_dims(**even)
 
 
 def _even_keys_in_16_bits(case: Case) -> Case:
@@ -197,13 +197,13 @@ def _slots_of_a_dot(case: Case) -> Case:
 
 def _slots_below_a_power_of_two(case: Case) -> Case:
     waves = max(16, power_of_two(case.dims["M"]))
-    return replace(case, dims={**case.dims, "M": waves - 1})
+    return case.with_dims(M=waves - 1)
 
 
 def _another_map(case: Case) -> Case:
     if case.options.get("kind") != "taylor":
         return case
-    return replace(case, options={**case.options, "kind": "elu"})
+    return case.with_options(kind="elu")
 
 
 _WIDE_SLOTS = {"K, V and M above 8": at_least(9, "K", "V", "M")}

@@ -102,14 +102,14 @@ def _heads_first(kernel: Kernel, given: Given) -> Outputs:
 
 def _another_map_than_elu(case: Case) -> Case:
     kind = case.options.get("kind")
-    return replace(case, options={**case.options, "kind": "relu" if kind == "elu" else kind})
+    return case.with_options(kind="relu" if kind == "elu" else kind)
 
 
 def _no_state_where_normalized(case: Case) -> Case:
     if not case.options.get("normalize"):
         return case
     given = tuple(n for n in case.given if n != "initial_state")
-    return replace(case, given=given, options={**case.options, "output_final_state": False})
+    return replace(case, given=given).with_options(output_final_state=False)
 
 
 _without_state = fixed_options(output_final_state=False)

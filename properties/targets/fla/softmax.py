@@ -172,7 +172,7 @@ def _finite_gates(case: Case) -> Case:
 
 def _scale_of_gates(case: Case) -> Case:
     unscaled = "g" in case.given and case.options.get("scale") == 0
-    return replace(case, options={**case.options, "scale": 1.0}) if unscaled else case
+    return case.with_options(scale=1.0) if unscaled else case
 
 
 def _forward_of_other_keys(case: Case) -> Case:

@@ -1,7 +1,5 @@
 """Sums over tokens in fla, and inverses of triangles."""
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor
 
@@ -30,7 +28,7 @@ def _triangle(kernel: Kernel, given: Given) -> Outputs:
 def _chunks(case: Case) -> Case:
     """A chunk is one block of Triton, which has 2^20 numbers at most."""
     size = min(case.options.get("chunk_size") or 64, 256)
-    return replace(case, options={**case.options, "chunk_size": power_of_two(size)})
+    return case.with_options(chunk_size=power_of_two(size))
 
 
 _CHUNKS = {"a chunk_size that is a power of two, 256 at most": _chunks}

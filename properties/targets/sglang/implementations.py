@@ -283,7 +283,7 @@ def _causal_window(case: Case) -> Case:
     window = case.options.get("window")
     if window is None:
         return case
-    return replace(case, options={**case.options, "window": max(2, window), "causal": True})
+    return case.with_options(window=max(2, window), causal=True)
 
 
 DECLARED: dict[str, dict[str, Callable[[], Implementation]]] = {

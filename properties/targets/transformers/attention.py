@@ -167,7 +167,7 @@ def _keys_for_queries(case: Case) -> Case:
 def _causal_windows(case: Case) -> Case:
     if case.options["causal"]:
         return case
-    return replace(case, options={**case.options, "window": None})
+    return case.with_options(window=None)
 
 
 def _with_a_sink(case: Case) -> Case:

@@ -326,13 +326,11 @@ def _of_x(case: Case) -> Case:
 
 def _whole(case: Case) -> Case:
     pairs = max(case.dims["D"] // 2, 1)
-    return replace(case, dims={**case.dims, "D": 2 * pairs, "P": pairs})
+    return case.with_dims(D=2 * pairs, P=pairs)
 
 
 def _some_pairs(case: Case) -> Case:
-    return replace(
-        case, dims={**case.dims, "D": max(case.dims["D"], 2), "P": max(case.dims["P"], 1)}
-    )
+    return case.with_dims(D=max(case.dims["D"], 2), P=max(case.dims["P"], 1))
 
 
 def _sections(interleaved: bool) -> Bound:

@@ -313,7 +313,7 @@ def _dense(x: Tensor) -> Tensor:
 def _wider_keys(case: Case) -> Case:
     more = case.dims["K"] - case.dims["V"]
     if 0 < more < 16:
-        return replace(case, dims={**case.dims, "K": case.dims["V"] + 16})
+        return case.with_dims(K=case.dims["V"] + 16)
     return case
 
 
@@ -322,21 +322,21 @@ def _causal_slopes(case: Case) -> Case:
     if "alibi_slopes" not in case.given:
         return case
     given = tuple(name for name in case.given if name != "sink")
-    return replace(case, given=given, options={**case.options, "causal": True})
+    return replace(case, given=given).with_options(causal=True)
 
 
 def _slopes_alone(case: Case) -> Case:
     if "alibi_slopes" not in case.given:
         return case
     given = tuple(name for name in case.given if name != "sink")
-    return replace(case, given=given, options={**case.options, "window": None})
+    return replace(case, given=given).with_options(window=None)
 
 
 def _wide_window(case: Case) -> Case:
     window = case.options.get("window")
     if window is None:
         return case
-    return replace(case, options={**case.options, "window": max(2, window)})
+    return case.with_options(window=max(2, window))
 
 
 DECLARED: dict[str, dict[str, Callable[[], Implementation]]] = {
