@@ -107,8 +107,8 @@ class RecurrentCache:
         """Replace a layer's state by the one after `offset` more tokens, and return it.
 
         Args:
-            state: the final state [N, ...] of the op, float32; dims and device stay what they were
-                in the layer's first update, until `reset`.
+            state: the final state [N, ...] of the op, float32; with the dims and device of the
+                layer's state, if it has one.
             layer: which layer, in [0, layers).
             offset: number of new *tokens*, or Int[N]. It has no default: nothing in the shape of a
                 state tells it.
@@ -192,7 +192,8 @@ class RecurrentCache:
         """Take back the last tokens of each sequence in every layer; the checkpoint is then here.
 
         Args:
-            tokens: how many, or Int[N]. An update since the checkpoint must have begun there.
+            tokens: how many, or Int[N]. 0 is always allowed; otherwise an update since the
+                checkpoint must have begun there.
 
         Raises:
             TypeError: `tokens` is no int and no int tensor.

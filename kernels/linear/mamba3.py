@@ -16,7 +16,7 @@ from kernels.recurrence import StateOptions, compute, wrapper
 from kernels.sums.cumsum import cumsum
 
 # Angles are summed as integers, this many to a whole turn: a float32 sum of hundreds of turns has
-# lost the last digits of its angle. 2^24 tokens of up to half a turn fit in 64 bits.
+# lost the last digits of its angle. 2^23 tokens of up to half a turn fit in 64 bits.
 _PARTS = 2**40
 
 

@@ -41,6 +41,8 @@ def with_a_normalizer(
     if C is None:
         return h, None
     empty = q.shape[1] == 0 if cu_seqlens is None else (cu_seqlens[1:] == cu_seqlens[:-1])[:, None]
+    # Its value is 1, and its gradient that of a division by exp z. A sequence without tokens hands
+    # its initial state on.
     moved = torch.where(last.isinf() | empty, 0.0, last.detach() - last)
     divided = torch.exp(moved)[..., None, None]
     C, n = divided * C, divided * n

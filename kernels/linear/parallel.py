@@ -109,7 +109,7 @@ def _all_pairs(
             keys = start + tl.arange(0, BK)
             q = load_rows(q_ptr, rows, keys, key_stride, left, key_dim)
             S = load_rows(initial_ptr, keys, values, value_dim, key_dim, value_dim)
-            far += product(q, S, DTYPE, FINE_B=True) * passed[None, :]
+            far += product(q, S, DTYPE, FINE_B=True) * passed
     if USE_HEAD_G:
         far *= from_start[:, None]
     o_ptr += (first * heads + head) * value_dim

@@ -74,7 +74,8 @@ class RecurrentCache:
         """Replace a layer's state by the one after `offset` more tokens, and return it.
 
         Args:
-            state: the final state of the op; its rank and dims stay what they were at first.
+            state: the final state of the op; with the rank and dims of the layer's state, if it
+                has one.
             layer: which layer, in [0, layers).
             offset: number of new *tokens*, one for all sequences or one each. It has no default:
                 nothing in the shape of a state tells it.
@@ -131,8 +132,8 @@ class RecurrentCache:
         """Take back the last tokens of each sequence in every layer; the checkpoint is then here.
 
         Args:
-            tokens: how many, one number for all sequences or one each. Some update since the
-                checkpoint must have begun there.
+            tokens: how many, one number for all sequences or one each. 0 is always allowed;
+                otherwise some update since the checkpoint must have begun there.
 
         Raises:
             TypeError: `tokens` is no int and no integer tensor.
