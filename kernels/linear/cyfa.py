@@ -10,10 +10,10 @@ from torch.nn.functional import pad
 
 from kernels.differentiable import differentiable
 from kernels.linear.simple_gla import simple_gla
+from kernels.linear.turns import sums_of_turns
 from kernels.norm.l2norm import EPS, l2norm
 from kernels.primitives.shift import last_tokens
 from kernels.recurrence import Options, wrapper
-from kernels.sums.cumsum import cumsum
 
 
 def in_float32(*, q: Tensor, **given: Any) -> tuple[Tensor, Tensor | None]:
@@ -38,7 +38,7 @@ def by_two_passes(
     # The ring rests: what a token writes turns by its turns so far, and each read turns back. The
     # state is that of the waves on the ring, each turned by a rotation.
     waves = _waves(M, q.device)
-    turns = cumsum(delta - M * torch.round(delta / M), cu_seqlens=cu_seqlens)
+    turns = sums_of_turns(delta, M, cu_seqlens)
     # The sum has checked the boundaries.
     q, k = _normalized(q, q_norm_weight), _normalized(k, k_norm_weight)
     angles = _angles(turns, M)

@@ -7,17 +7,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from kernels.arguments import check_boundaries
-from kernels.differentiable import differentiable, like_the_first
 from kernels.linear.simple_gla import simple_gla
+from kernels.linear.turns import sums_of_turns
 from kernels.primitives.groups import of_each_head
 from kernels.primitives.shift import last_tokens, of_the_token_before
 from kernels.recurrence import StateOptions, compute, wrapper
-from kernels.sums.cumsum import cumsum
-
-# Angles are summed as integers, this many to a whole turn: a float32 sum of hundreds of turns has
-# lost the last digits of its angle. 2^23 tokens of up to half a turn fit in 64 bits.
-_PARTS = 2**40
 
 
 def one_token_late(
@@ -36,7 +30,8 @@ def one_token_late(
         start = x.new_zeros(N, heads, K + 1, x.shape[-1] + 1)
     B, C = of_each_head(B, heads), of_each_head(C, heads)
     # The state rests; what is written, and what reads it, turns by all angles so far.
-    angles = _angles((dt[..., None] * theta).flatten(2), cu_seqlens).view(theta.shape)
+    turns = (dt[..., None] * theta).flatten(2)
+    angles = sums_of_turns(turns, 2 * math.pi, cu_seqlens).view(theta.shape)
     key, query = _turned(B, angles), _turned(C, angles)
 
     # A token writes with its own step, and again with the next one's. One token late, both are one
@@ -82,28 +77,6 @@ def _turned(x: Tensor, angles: Tensor) -> Tensor:
     a, b, cos, sin = pairs[..., ::2], pairs[..., 1::2], torch.cos(angles), torch.sin(angles)
     turned = torch.stack([cos * a - sin * b, sin * a + cos * b], dim=-1)
     return torch.cat([turned.flatten(-2), rest], dim=-1)
-
-
-def _sums_of_turns(*, turns: Tensor, cu_seqlens: Tensor | None) -> list[Tensor | None]:
-    """The angle after each token of a sequence, in [-π, π), `[B, T, D]` as what tokens turn by."""
-    check_boundaries("cu_seqlens", cu_seqlens, turns.shape[1])
-    finite = turns.isfinite()
-    whole = torch.where(finite, turns, 0.0).double() / (2 * math.pi)
-    parts = ((whole - whole.round()) * _PARTS).round().long()
-    sums = parts.cumsum(1)
-    if cu_seqlens is not None:
-        t = torch.arange(turns.shape[1], device=turns.device)
-        first = cu_seqlens[torch.bucketize(t, cu_seqlens[1:], right=True)]
-        sums = sums - (sums - parts)[:, first]
-    angles = 2 * math.pi / _PARTS * ((sums + _PARTS // 2) % _PARTS - _PARTS // 2).double()
-    return [torch.where(finite, angles.float(), torch.nan)]
-
-
-def _sums_backward(*, turns: Tensor, cu_seqlens: Tensor | None, d0: Tensor) -> list[Tensor | None]:
-    return [cumsum(d0, reverse=True, cu_seqlens=cu_seqlens)]
-
-
-_angles = differentiable("mamba3_angles", _sums_of_turns, _sums_backward, like_the_first, outputs=1)
 
 
 @wrapper(

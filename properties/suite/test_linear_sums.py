@@ -311,3 +311,18 @@ def _results(function: Any, leaves: Tensors, do: Tensor, dstate: Tensor, **mode:
     gradients = torch.autograd.grad([o, state], [*leaves.values()], [do.to(o), dstate.to(state)])
     named = zip((f"d{name}" for name in leaves), gradients, strict=True)
     return {"o": o.detach(), "state": state.detach(), **dict(named)}
+
+
+def test_turns_of_a_ring_keep_their_digits_in_long_sequences(device: torch.device) -> None:
+    """Sums that are not reduced by whole turns round more at each token, eightfold here."""
+    generator = torch.Generator().manual_seed(0)
+    tokens, slots = 1500, 31
+    q, k, v = (torch.randn(1, tokens, 1, 4, generator=generator) for _ in range(3))
+    readout = torch.randn(1, slots, slots, generator=generator) / slots**0.5
+    delta, g = torch.full((1, tokens, 1), 13.37), torch.full((1, tokens, 1), -0.1)
+    weight = torch.ones(4)
+    given = (q, k, v, delta, readout, weight, weight, g)
+    o, _ = kernels.cyfa(*(x.to(device) for x in given), mode="chunk")
+    want, _ = reference.cyfa(*(x.double() for x in given))
+    error = (o.cpu().double() - want).abs()
+    assert error[:, -200:].max() <= 4 * error[:, :200].max()
