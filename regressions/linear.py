@@ -47,7 +47,7 @@ BUGS = {
             given=("initial_state",),
         ),
         planted=Edit(
-            "kernels.linear.mamba3",
+            "kernels.linear.turns",
             "sums = sums - (sums - parts)[:, first]",
             "sums = sums - 0 * first[:, None]",
         ),
