@@ -40,3 +40,16 @@ def test_every_window_agrees_with_the_oracle(
         given = {**options, "window": window}
         case = op.settle(replace(plain, key_lengths=(keys,), options=given))
         judge("differential", case, subject)
+
+
+@pytest.mark.parametrize("window", [2, 18, 34, 66])
+@pytest.mark.parametrize("name", ["parallax", "wall_attn"])
+def test_the_first_query_of_a_tile_sees_the_last_key_of_another(
+    name: str, window: int, subject: Subject
+) -> None:
+    """Of tiles of 16, 32 or 64 tokens it sees all but one key in those that lie between."""
+    op = OPS[name]
+    dims = {letter: 1 if letter in "BGHR" else 4 for letter in op.dims}
+    full = op.full(op.modes[0].name, dims, (140,), packed=False)
+    plain = replace(full, dtype="float32", given=()).with_options(window=window)
+    judge("differential", op.settle(plain), subject)
