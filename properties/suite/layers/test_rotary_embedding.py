@@ -356,3 +356,20 @@ def test_a_planted_bug_is_caught(planted: type[Any], device: torch.device) -> No
     # The op rejects tables of another dtype; inference tensors cannot be trained with.
     with pytest.raises((AssertionError, RuntimeError, TypeError)):
         search(RotaryMachine, device, planted)
+
+
+def test_an_empty_sequence_of_a_pack_sets_no_scaling(device: torch.device) -> None:
+    """It may be a free slot that has seen more tokens than the others."""
+    dynamic = {"rope_type": "dynamic", "factor": 4.0, "original_max_position_embeddings": 8}
+    x = torch.ones(1, 3, 1, 8, device=device)
+
+    def turned(ends: list[int], offsets: list[int]) -> Tensor:
+        y = RotaryEmbedding(8, scaling=dynamic)(
+            x,
+            cu_seqlens=torch.tensor([0, *ends], device=device),
+            seqlen_offsets=torch.tensor(offsets, device=device),
+        )
+        assert isinstance(y, Tensor)
+        return y
+
+    assert torch.equal(turned([3, 3], [2, 100]), turned([3], [2]))
