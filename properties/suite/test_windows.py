@@ -43,7 +43,10 @@ def test_every_window_agrees_with_the_oracle(
 
 
 @pytest.mark.parametrize("window", [2, 18, 34, 66])
-@pytest.mark.parametrize("name", ["parallax", "wall_attn"])
+@pytest.mark.parametrize(
+    "name",
+    [op.name for op in OPS.values() if not op.own_keys and "window" in _options(op.name)],
+)
 def test_the_first_query_of_a_tile_sees_the_last_key_of_another(
     name: str, window: int, subject: Subject
 ) -> None:
